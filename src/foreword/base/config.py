@@ -1,0 +1,124 @@
+"""All settings, as frozen sections. The command line, `LLM(...)` and the docs are made from these fields.
+
+A field's docstring is its help text. Sections say which room reads them; no room reads another's.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from foreword.base.errors import ConfigError
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionName = Literal["auto", "sdpa"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What computes: read by the runner."""
+
+    model: str | None = None
+    """A local directory or a Hugging Face hub id. None serves the embedded SmolLM2-135M-Instruct."""
+    device: DeviceName = "auto"
+    """Where the model runs. auto: cuda if there is a card, else cpu."""
+    dtype: DtypeName = "auto"
+    """Precision of weights and KV. auto: what the model was saved in, and bfloat16 only where the processor has it."""
+    attention: AttentionName = "auto"
+    """Attention backend. auto takes the best one that is installed."""
+    cache_dir: str | None = None
+    """Where converted models are kept. None: the user's cache folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """What is kept: read by the cache and by the runner's memory."""
+
+    cache: bool = True
+    """Reuse prefixes. Off: every prompt is computed whole."""
+    block_size: int = 16
+    """Tokens in a block, the grain of sharing."""
+    kv_cache: str = "auto"
+    """Memory for KV: a size (2GiB, 500MB) or a bare number of blocks (64). auto: a share of what is free."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= 256:
+            raise ConfigError(f"block_size is {self.block_size}; it must be between 1 and 256")
+        if self.kv_cache != "auto":
+            parse_kv_cache(self.kv_cache)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """Who runs: read by the scheduler."""
+
+    max_context: int | None = None
+    """Tokens of prompt and answer together at most. None: what the model and the KV memory allow."""
+    max_batch_tokens: int = 1024
+    """Tokens computed in one step at most."""
+    max_running: int = 64
+    """Requests computed together at most."""
+    max_waiting: int = 1024
+    """Requests in the queue at most; the next one is refused with 429."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_running", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_context is not None and self.max_context < 2:
+            raise ConfigError(f"max_context is {self.max_context}; it must be at least 2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where it listens: read by the server."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Any other than loopback needs --insecure while there are no API keys."""
+    port: int = 8000
+    """Port to listen on."""
+    insecure: bool = False
+    """Listen on a public address without API keys: everybody who reaches the port shares one cache."""
+    max_body_bytes: int = 32 * 2**20
+    """Largest request body, in bytes; a larger one is refused with 413."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; it must be between 0 and 65535")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything, composed."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        least = self.schedule.max_running + self.cache.block_size
+        if self.schedule.max_batch_tokens < least:
+            raise ConfigError(
+                f"max_batch_tokens is {self.schedule.max_batch_tokens}; with max_running {self.schedule.max_running} and"
+                f" block_size {self.cache.block_size} it must be at least {least}, so that every running request gets a token"
+                " and one prefill a block"
+            )
+
+
+def parse_kv_cache(text: str) -> tuple[Literal["blocks", "bytes"], int]:
+    """Read `--kv-cache`: a bare whole number counts blocks, a number with a unit counts bytes.
+
+    >>> parse_kv_cache("64"), parse_kv_cache("2GiB")
+    (('blocks', 64), ('bytes', 2147483648))
+
+    Raises ConfigError for anything else.
+    """
+    if re.fullmatch(r"\d+", text) and int(text) >= 1:
+        return "blocks", int(text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text)
+    if found and found[2].upper() in _UNITS and (size := int(float(found[1]) * _UNITS[found[2].upper()])) >= 1:
+        return "bytes", size
+    raise ConfigError(f"kv_cache is {text!r}; give a size such as 2GiB or 500MB, or a bare number of blocks such as 64")

@@ -1,0 +1,59 @@
+"""Every error Foreword raises on purpose, by who has to act.
+
+    ForewordError
+    ├── RequestError        the caller: this request is wrong (HTTP 4xx); names the field
+    │   └── NotFound        the caller: no such model or resource (HTTP 404)
+    ├── CapacityError       the caller, later: the queue is full or the server stops (HTTP 429 or 503)
+    ├── ConfigError         the operator: a setting is wrong or two settings disagree
+    ├── ModelRefused        the operator: this model cannot be served, with the reason
+    ├── StepFailed          the operator: a forward pass failed for this request, alone
+    └── InvariantBroken     us: the books do not add up; stop and dump
+
+An ordinary outcome (a miss, no room, a queue that must wait) is a value, never an exception.
+Messages name the value, the limit and the way out.
+"""
+
+
+class ForewordError(Exception):
+    """Root of the tree."""
+
+
+class RequestError(ForewordError):
+    """The request cannot be served as written.
+
+    `field` is the request's field at fault (`"max_tokens"`, `"messages.0.role"`), or None when no
+    single field is.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class NotFound(RequestError):
+    """The model or resource that the request names does not exist."""
+
+
+class CapacityError(ForewordError):
+    """No room now; the same request may succeed after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(ForewordError):
+    """A setting is out of range, unknown, or contradicts another."""
+
+
+class ModelRefused(ForewordError):
+    """The model cannot be served exactly; the message says why."""
+
+
+class StepFailed(ForewordError):
+    """The forward pass raised for this request even when it ran alone."""
+
+
+class InvariantBroken(ForewordError):
+    """A rule that the code guarantees does not hold: our bug."""

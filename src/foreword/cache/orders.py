@@ -1,0 +1,17 @@
+"""What the heart asks the shell to do with blocks' bytes, as frozen values."""
+
+from dataclasses import dataclass
+
+from foreword.base.ids import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the first `num_tokens` tokens of block `source` into block `target`, in every layer.
+
+    All copies of a plan read before any of its chunks writes.
+    """
+
+    source: BlockId
+    target: BlockId
+    num_tokens: int

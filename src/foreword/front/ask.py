@@ -1,0 +1,55 @@
+"""Text in, text out, as values: what a face asks for (`Ask`) and what it gets back (`Piece`)."""
+
+from dataclasses import dataclass
+
+from foreword.base.params import FinishReason
+from foreword.schedule.plan import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One prompt with its wishes, before tokenising and checking. Same defaults on every face."""
+
+    prompt: str | tuple[int, ...]
+    """Raw text (tokenised as /v1/completions does), or token ids taken as they are."""
+    max_tokens: int | None = None
+    """None: what is left of the context."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    """None: a fresh random seed."""
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    prefix_length: int | None = None
+    """Reads never pass this many prompt tokens; stored are the full blocks that hold at least one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One generated token as text, for log-probabilities."""
+
+    token: int
+    text: str
+    """The token's own text; a lone fragment of a character shows as U+FFFD."""
+    raw: bytes
+    logprob: float | None
+    top: tuple[tuple[int, str, bytes, float], ...] = ()
+    """(token, text, raw bytes, log-probability) of the most likely ones, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A bit of an answer. The pieces' texts, joined, are the answer."""
+
+    text: str
+    """New text; never half a character, never part of a stop string."""
+    tokens: tuple[TokenText, ...] = ()
+    """The tokens behind it, when log-probabilities were asked for."""
+    finish: FinishReason | None = None
+    """Set on the last piece only."""
+    usage: Usage | None = None
+    """On the first piece that knows it, and on the last."""
+    error: str | None = None
+    """With finish "error": what went wrong."""
