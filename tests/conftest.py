@@ -1,0 +1,23 @@
+"""What holds for every test: no network, one thread, reproducible searches."""
+
+import os
+import sys
+
+import pytest
+from hypothesis import settings
+
+# Read when torch and huggingface_hub are imported, so set before any test module is.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+settings.register_profile("foreword", deadline=None, print_blob=True)
+settings.load_profile("foreword")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """One thread for tests that use torch; tests that do not must not load it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
