@@ -1,0 +1,167 @@
+"""Metrics add up: counters equal the outcomes they were fed, and a scrape reads them back."""
+
+import threading
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from foreword.base.ids import RequestId
+from foreword.schedule.plan import Outcome, Sample, StepStats, TokenEvent, Usage
+from foreword.telemetry import EngineState, Metrics, hit_class
+from foreword.telemetry.histogram import Histogram
+
+
+def usage(cached: int, computed: int, reason: str = "never_seen", first_token_s: float = 0.2) -> Usage:
+    return Usage(
+        prompt_tokens=cached + computed,
+        cached_tokens=cached,
+        computed_tokens=computed,
+        recomputed_tokens=0,
+        completion_tokens=1,
+        reason=reason,  # pyright: ignore[reportArgumentType]
+        queue_s=0.0,
+        lookup_s=0.0,
+        prefill_s=0.1,
+        first_token_s=first_token_s,
+    )
+
+
+def read(metrics: Metrics, state: EngineState | None = None) -> dict[str, float]:
+    """The page as `name{label=value}` -> number."""
+    rows: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics.render(state).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sample.labels.items())
+            rows[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return rows
+
+
+def first(name: str, what: Usage, finish: str | None = None) -> TokenEvent:
+    return TokenEvent(RequestId(name), Sample(7), finish, usage=what)  # pyright: ignore[reportArgumentType]
+
+
+def test_counters_add_up_the_outcomes() -> None:
+    metrics = Metrics()
+    for step in range(3):
+        stats = StepStats(
+            num_chunks=1,
+            num_tokens=20,
+            prompt_tokens_cached=32,
+            prompt_tokens_computed=8,
+            tokens_recomputed=3,
+            tokens_generated=2,
+            num_preemptions=1,
+            num_failures=1,
+        )
+        metrics.observe(Outcome(step, (), stats))
+    rows = read(metrics)
+    assert rows["foreword_prompt_tokens_cached_total"] == 96
+    assert rows["foreword_prompt_tokens_computed_total"] == 24
+    assert rows["foreword_tokens_recomputed_total"] == 9
+    assert rows["foreword_tokens_generated_total"] == 6
+    assert rows["foreword_preemptions_total"] == 3
+    assert rows["foreword_step_failures_total"] == 3
+    assert rows["foreword_steps_total"] == 3
+
+
+def test_a_request_is_looked_up_once_and_finished_once() -> None:
+    metrics = Metrics()
+    known = usage(16, 4, "diverged")
+    metrics.observe(Outcome(0, (first("a", known),)))
+    metrics.observe(Outcome(1, (TokenEvent(RequestId("a"), Sample(8)),)))
+    metrics.observe(Outcome(2, (TokenEvent(RequestId("a"), Sample(9), "length", usage=known),)))
+    metrics.observe(Outcome(3, (first("b", usage(0, 4, "too_short"), "stop"),)))
+    rows = read(metrics)
+    assert rows["foreword_lookups_total{reason=diverged}"] == 1
+    assert rows["foreword_lookups_total{reason=too_short}"] == 1
+    assert rows["foreword_lookups_total{reason=evicted}"] == 0
+    assert rows["foreword_requests_finished_total{finish=length}"] == 1
+    assert rows["foreword_requests_finished_total{finish=stop}"] == 1
+
+
+def test_a_request_that_ends_before_its_first_token_has_no_latency() -> None:
+    metrics = Metrics()
+    metrics.observe(Outcome(0, (TokenEvent(RequestId("a"), finish="cancelled", usage=usage(0, 0)),)))
+    metrics.observe(Outcome(1, (TokenEvent(RequestId("b"), finish="error", error="no"),)))
+    rows = read(metrics)
+    assert rows["foreword_requests_finished_total{finish=cancelled}"] == 1
+    assert rows["foreword_requests_finished_total{finish=error}"] == 1
+    assert all(rows[f"foreword_ttft_seconds_count{{hit={hit}}}"] == 0 for hit in ("miss", "partial", "full"))
+
+
+def test_latencies_are_split_by_hit_class() -> None:
+    ticks = iter([0.0, 0.5, 3.5])
+    metrics = Metrics(clock=lambda: next(ticks))
+    metrics.observe(
+        Outcome(0, (first("a", usage(16, 1, "complete", 0.02)), first("b", usage(0, 9, first_token_s=4.0))))
+    )
+    metrics.observe(Outcome(1, (TokenEvent(RequestId("a"), Sample(1)),)))
+    metrics.observe(Outcome(2, (TokenEvent(RequestId("a"), Sample(1), "length"),)))
+    rows = read(metrics)
+    assert rows["foreword_ttft_seconds_count{hit=full}"] == 1
+    assert rows["foreword_ttft_seconds_sum{hit=full}"] == pytest.approx(0.02)
+    assert rows["foreword_ttft_seconds_count{hit=miss}"] == 1
+    assert rows["foreword_ttft_seconds_count{hit=partial}"] == 0
+    assert rows["foreword_itl_seconds_count{hit=full}"] == 2
+    assert rows["foreword_itl_seconds_sum{hit=full}"] == pytest.approx(3.5)
+    assert rows["foreword_itl_seconds_count{hit=miss}"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cached", "reason", "expected"),
+    [(0, "never_seen", "miss"), (0, "complete", "miss"), (16, "diverged", "partial"), (16, "complete", "full")],
+)
+def test_hit_class(cached: int, reason: str, expected: str) -> None:
+    assert hit_class(usage(cached, 3, reason)) == expected
+
+
+def test_gauges_come_from_the_state() -> None:
+    state = EngineState(waiting=3, running=2, blocks_free=5, blocks_cached=7, blocks_held=4)
+    rows = read(Metrics(), state)
+    assert state.blocks_total == 16
+    assert rows["foreword_requests_waiting"] == 3
+    assert rows["foreword_requests_running"] == 2
+    assert [rows[f"foreword_blocks{{state={name}}}"] for name in ("free", "cached", "held")] == [5, 7, 4]
+
+
+def test_steps_and_refusals() -> None:
+    metrics = Metrics()
+    metrics.observe_step(0.2, 0.0003)
+    metrics.observe_step(0.1, 0.0004)
+    metrics.count_refusal(429)
+    metrics.count_refusal(429)
+    rows = read(metrics)
+    assert rows["foreword_step_seconds_sum"] == pytest.approx(0.3)
+    assert rows["foreword_bookkeeping_seconds_count"] == 2
+    assert rows["foreword_bookkeeping_seconds_sum"] == pytest.approx(0.0007)
+    assert rows["foreword_requests_refused_total{status=429}"] == 2
+
+
+def test_two_metrics_share_nothing() -> None:
+    one, other = Metrics(), Metrics()
+    one.observe(Outcome(0, (), StepStats(tokens_generated=5)))
+    assert read(other)["foreword_tokens_generated_total"] == 0
+
+
+def test_a_scrape_beside_the_engine_sees_whole_steps() -> None:
+    metrics = Metrics()
+    stats = StepStats(prompt_tokens_cached=2, prompt_tokens_computed=3)
+
+    def work() -> None:
+        for step in range(2000):
+            metrics.observe(Outcome(step, (), stats))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        rows = read(metrics)
+        assert rows["foreword_prompt_tokens_cached_total"] * 3 == rows["foreword_prompt_tokens_computed_total"] * 2
+    thread.join()
+
+
+def test_a_bucket_holds_what_is_at_most_its_border() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 9.0):
+        histogram.add(value)
+    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
+    assert histogram.total == 14.0
