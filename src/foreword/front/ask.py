@@ -15,13 +15,19 @@ class Ask:
     max_tokens: int | None = None
     """None: what is left of the context."""
     temperature: float = 0.0
+    """0 to 2; 0 takes the most likely token each time."""
     top_p: float = 1.0
+    """Above 0, at most 1."""
     top_k: int = 0
+    """0: all tokens."""
     seed: int | None = None
     """None: a fresh random seed."""
     logprobs: int | None = None
+    """None: none. 0: of the chosen tokens. n <= 20: of the n best at each place as well."""
     ignore_eos: bool = False
+    """Go on after an end-of-sequence token, up to `max_tokens`."""
     stop: tuple[str, ...] = ()
+    """At most 4 strings, none empty; the answer ends before the first one to be completed."""
     prefix_length: int | None = None
     """Reads never pass this many prompt tokens; stored are the full blocks that hold at least one of them."""
 
@@ -53,3 +59,5 @@ class Piece:
     """On the first piece that knows it, and on the last."""
     error: str | None = None
     """With finish "error": what went wrong."""
+    ids: tuple[int, ...] = ()
+    """Ids generated since the piece before, an ending one included; their text may be still to come."""

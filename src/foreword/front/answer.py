@@ -1,0 +1,136 @@
+"""One running request as text: pieces as they come, stop strings applied, cancelled when nobody listens."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+
+from foreword.base.ids import RequestId
+from foreword.engine.client import EngineClient
+from foreword.engine.stream import Stream
+from foreword.front.ask import Piece, TokenText
+from foreword.schedule.plan import Sample, TokenEvent, Usage
+from foreword.text.detokenizer import Detokenizer
+from foreword.text.stops import StopStrings
+from foreword.text.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How one request's tokens become text."""
+
+    vocabulary: Vocabulary
+    stops: tuple[str, ...]
+    stop_ids: frozenset[int]
+    """Ids that end the answer and are no part of its text."""
+    continues: bool
+    """Whether text stands in front of the answer (see `Detokenizer`)."""
+    logprobs: bool
+
+
+class Answer:
+    """An answer in the making. Iterate once, with `for` or `async for`; each way gives the same pieces.
+
+    Leaving the iteration early (break, an exception, a cancelled task, `aclose`) cancels the request, and what it has
+    computed stays cached. An answer that is never iterated must be cancelled by hand.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_ended",
+        "_engine",
+        "_ids",
+        "_num_tokens",
+        "_reading",
+        "_stops",
+        "_stream",
+        "_usage",
+        "id",
+        "prompt_tokens",
+        "tokenize_s",
+    )
+
+    def __init__(
+        self, engine: EngineClient, stream: Stream, reading: Reading, *, prompt_tokens: int, tokenize_s: float
+    ) -> None:
+        self.id: RequestId = stream.request
+        self.prompt_tokens = prompt_tokens
+        self.tokenize_s = tokenize_s
+        """Seconds that tokenising the prompt took; 0 for a prompt of ids."""
+        self._engine = engine
+        self._stream = stream
+        self._reading = reading
+        self._detokenizer = Detokenizer(reading.vocabulary, continues=reading.continues)
+        self._stops = StopStrings(reading.stops)
+        self._ids: list[int] = []
+        self._num_tokens = 0
+        self._usage: Usage | None = None
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Pieces, blocking the calling thread; the last one has `finish`."""
+        try:
+            for event in self._stream:
+                piece = self._read(event)
+                if piece is not None:
+                    yield piece
+                if self._ended:
+                    return
+        finally:
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Pieces, awaiting on the running loop; the last one has `finish`."""
+        try:
+            async for event in self._stream:
+                piece = self._read(event)
+                if piece is not None:
+                    yield piece
+                if self._ended:
+                    return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop the request within a step, from any thread; nothing happens when it has ended."""
+        if not self._ended:
+            self._engine.cancel(self.id)
+
+    def _read(self, event: TokenEvent) -> Piece | None:
+        """One event as a piece; None when it brings nothing to say yet."""
+        first_news = event.usage is not None and self._usage is None
+        self._usage = event.usage or self._usage
+        sample = event.sample
+        text = "" if sample is None else self._text_of(sample.token)
+        finish, usage = event.finish, self._usage if first_news or event.finish else None
+        if finish is not None and not self._stops.stopped:
+            text += self._stops.push(self._detokenizer.finish())
+        if self._stops.stopped and finish != "error":
+            # The engine may be tokens ahead of the text; the caller's account ends where the caller's text does.
+            usage = None if self._usage is None else replace(self._usage, completion_tokens=self._num_tokens)
+            if finish is None:
+                self._engine.cancel(self.id)
+            finish = "stop"
+        elif finish is not None:
+            text += self._stops.finish()
+        self._ended = finish is not None
+        tokens = (self._token_text(sample),) if sample is not None and self._reading.logprobs else ()
+        if not (text or tokens or usage or finish):
+            return None
+        ids, self._ids = tuple(self._ids), []
+        return Piece(text, tokens, finish, usage, event.error, ids)
+
+    def _text_of(self, token: int) -> str:
+        self._num_tokens += 1
+        self._ids.append(token)
+        if token in self._reading.stop_ids:
+            return ""
+        return self._stops.push(self._detokenizer.push(token))
+
+    def _token_text(self, sample: Sample) -> TokenText:
+        shown = self._reading.vocabulary.shown
+        raw = shown(sample.token)
+        top = tuple((other, _lossy(shown(other)), shown(other), logprob) for other, logprob in sample.top)
+        return TokenText(sample.token, _lossy(raw), raw, sample.logprob, top)
+
+
+def _lossy(raw: bytes) -> str:
+    return raw.decode(errors="replace")

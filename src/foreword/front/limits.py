@@ -1,0 +1,148 @@
+"""What a request may ask for, and the errors that name the field and the limit when it asks for more."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from random import SystemRandom
+from typing import cast
+
+from foreword.base.errors import RequestError
+from foreword.base.params import EVERYTHING, Reach, Sampling
+from foreword.front.ask import Ask
+
+MAX_TEMPERATURE = 2.0
+MAX_STOPS = 4
+MAX_LOGPROBS = 20
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """One served model in numbers."""
+
+    max_context: int
+    """Tokens of prompt and answer together at most."""
+    vocab_size: int
+    """Ids are 0 <= id < vocab_size: the rows of the model's embedding."""
+    eos_ids: frozenset[int] = frozenset()
+    """Ids that end an answer, unless the request ignores them."""
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse anything but integers within the vocabulary. Raises RequestError naming `prompt`."""
+    try:
+        wide = array("q", ids)  # checks a hundred thousand ids in a millisecond
+        good = not wide or (min(wide) >= 0 and max(wide) < vocab_size)
+    except (TypeError, OverflowError):
+        good = False
+    if not good:
+        place = next(i for i, token in enumerate(ids) if not _is_id(token, vocab_size))
+        raise RequestError(
+            f"prompt has {_shown(ids[place])} at position {place}; token ids are integers from 0 to {vocab_size - 1}",
+            field="prompt",
+        )
+
+
+def sampling_of(ask: Ask, prompt_tokens: int, limits: Limits) -> Sampling:
+    """The request's sampling, checked. Raises RequestError naming the field and its limit."""
+    if prompt_tokens < 1:
+        raise RequestError("prompt is empty; it must have at least one token", field="prompt")
+    if prompt_tokens >= limits.max_context:
+        raise RequestError(
+            f"prompt has {prompt_tokens} tokens; this model's context is {limits.max_context} tokens, at least one"
+            " of them for the answer",
+            field="prompt",
+        )
+    _check_stop(ask.stop)
+    seed = _fresh_seed() if ask.seed is None else _integer("seed", ask.seed, MIN_SEED, MAX_SEED)
+    top_k = _integer("top_k", ask.top_k, 0, None)
+    return Sampling(
+        max_tokens=_max_tokens(ask.max_tokens, prompt_tokens, limits.max_context),
+        temperature=_number("temperature", ask.temperature, 0.0, MAX_TEMPERATURE),
+        top_p=_top_p(ask.top_p),
+        top_k=0 if top_k >= limits.vocab_size else top_k,
+        seed=seed,
+        logprobs=None if ask.logprobs is None else _integer("logprobs", ask.logprobs, 0, MAX_LOGPROBS),
+        stop_ids=frozenset() if ask.ignore_eos else limits.eos_ids,
+    )
+
+
+def reach_of(ask: Ask, prompt_tokens: int) -> Reach:
+    """How far the request reads and stores. Raises RequestError when its `prefix_length` is past the prompt."""
+    if ask.prefix_length is None:
+        return EVERYTHING
+    length = _integer("prefix_length", ask.prefix_length, 0, None)
+    if length > prompt_tokens:
+        raise RequestError(
+            f"prefix_length is {length}; the prompt has {prompt_tokens} tokens, and a prefix cannot be longer",
+            field="prefix_length",
+        )
+    return Reach(read_tokens=length, store_tokens=length)
+
+
+def _max_tokens(wanted: int | None, prompt_tokens: int, max_context: int) -> int:
+    room = max_context - prompt_tokens
+    if wanted is None:
+        return room
+    wanted = _integer("max_tokens", wanted, 1, None)
+    if wanted > room:
+        raise RequestError(
+            f"max_tokens is {wanted}; the prompt has {prompt_tokens} tokens and this model's context is {max_context},"
+            f" so at most {room} can be generated",
+            field="max_tokens",
+        )
+    return wanted
+
+
+def _top_p(value: object) -> float:
+    top_p = _number("top_p", value, 0.0, 1.0)
+    if top_p == 0.0:
+        raise RequestError("top_p is 0; it must be above 0 and at most 1", field="top_p")
+    return top_p
+
+
+def _check_stop(stop: object) -> None:
+    if not isinstance(stop, tuple):
+        raise RequestError(f"stop is {type(stop).__name__}; it must be a list of strings", field="stop")
+    texts = cast(tuple[object, ...], stop)
+    if len(texts) > MAX_STOPS:
+        raise RequestError(f"stop has {len(texts)} strings; at most {MAX_STOPS} are allowed", field="stop")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(f"stop.{i} is {type(text).__name__}; it must be a string", field="stop")
+        if not text:
+            raise RequestError(f"stop.{i} is empty; a stop string has at least one character", field="stop")
+
+
+def _integer(field: str, value: object, least: int, most: int | None) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RequestError(f"{field} is {_shown(value)}; it must be an integer", field=field)
+    if value < least or (most is not None and value > most):
+        limit = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise RequestError(f"{field} is {_shown(value)}; it must be {limit}", field=field)
+    return value
+
+
+def _number(field: str, value: object, least: float, most: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise RequestError(f"{field} is {_shown(value)}; it must be a number", field=field)
+    if not (isfinite(value) and least <= value <= most):
+        raise RequestError(f"{field} is {_shown(value)}; it must be between {least:g} and {most:g}", field=field)
+    return float(value)
+
+
+def _is_id(value: object, vocab_size: int) -> bool:
+    return isinstance(value, int) and 0 <= value < vocab_size
+
+
+def _shown(value: object) -> str:
+    """A value short enough for a message; Python refuses to print integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a very large integer"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fresh_seed() -> int:
+    return SystemRandom().getrandbits(63)
