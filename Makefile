@@ -20,7 +20,7 @@ CODE := src tests $(wildcard examples benchmarks scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test soak check format docs bench setup clean
+.PHONY: help run demo test soak check format-check lint types floors rules format docs bench setup clean
 
 help: ## This list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -37,11 +37,21 @@ test: $(VENV)/.dev ## Set everything up and run all tests
 soak: $(VENV)/.dev ## The tests that take minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak $(ARGS)
 
-check: $(VENV)/.dev ## Format, lint, types, floors, sizes: what CI checks before the tests
+check: format-check lint types floors rules ## Format, lint, types, floors, sizes (make -k check: go on after a failure)
+
+format-check: $(VENV)/.dev
 	$(BIN)/ruff format --check $(CODE)
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check $(CODE)
+
+types: $(VENV)/.dev
 	$(BIN)/pyright
+
+floors: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+rules: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m pytest tests/architecture -q
 
 format: $(VENV)/.dev ## Format, and fix what can be fixed
