@@ -42,5 +42,14 @@ def test_the_readme_names_targets_that_the_makefile_has() -> None:
     assert named <= targets
 
 
+def test_the_readme_examples_are_python() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert len(blocks) >= 2
+    for block in blocks:
+        compile(block, "README.md", "exec")
+
+
 def _code(page: Path) -> str:
     return "\n".join(re.findall(r"`[^`]+`|```.*?```", page.read_text(encoding="utf-8"), re.DOTALL))
