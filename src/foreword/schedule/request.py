@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from foreword.base.ids import RequestId
-from foreword.base.params import EVERYTHING, Reach, Sampling
+from foreword.base.params import EVERYTHING, FinishReason, Reach, Sampling
+from foreword.cache.explain import Reason
 from foreword.cache.identity import Chain
+from foreword.cache.lease import Lease
+from foreword.schedule.plan import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +25,94 @@ class Submission:
     reach: Reach = EVERYTHING
     priority: int = 0
     """Higher goes first; equal ones in order of arrival."""
+
+
+class Request:
+    """A request in the scheduler's hands.
+
+    Positions, in tokens of prompt and answer together:
+
+        0 ........ accounted ..... computed ..... planned ..... len(chain) ..... known
+        |<- cached or computed  ->|             |              |                |
+            once, for the books    KV committed  KV in a plan   ids known        + ids being sampled
+
+    `computed <= planned <= known`; waiting requests hold no lease and have `computed == planned == 0`.
+    """
+
+    __slots__ = (
+        "accounted",
+        "cached",
+        "chain",
+        "computed",
+        "draws_in_flight",
+        "finish",
+        "first_planned_s",
+        "first_token_s",
+        "id",
+        "in_flight",
+        "lease",
+        "num_generated",
+        "num_prompt",
+        "planned",
+        "reason",
+        "recomputed",
+        "sampling",
+        "submission",
+        "turn",
+        "uncounted_cached",
+    )
+
+    def __init__(self, submission: Submission, seq: int) -> None:
+        self.submission = submission
+        self.id = submission.id
+        self.chain = submission.chain
+        self.sampling = submission.sampling
+        self.turn = (-submission.priority, seq)
+        """Who goes first: smaller is earlier."""
+        self.num_prompt = len(submission.chain)
+        self.num_generated = 0
+        self.lease: Lease | None = None
+        self.computed = 0
+        self.planned = 0
+        self.in_flight = 0
+        """Chunks in plans that are neither committed nor aborted."""
+        self.draws_in_flight = 0
+        self.accounted = 0
+        """Leading tokens that were once taken from the cache or computed; work below it is a repetition."""
+        self.cached = 0
+        """Prompt tokens taken from the cache that the request never computed itself."""
+        self.uncounted_cached = 0
+        """Part of `cached` that no commit has counted yet."""
+        self.recomputed = 0
+        self.reason: Reason = "never_seen"
+        self.first_planned_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finish: FinishReason | None = None
+        """Set when the end is decided; the lease goes back once nothing is in flight."""
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that could be planned now, those being sampled included; 0 once the last draw is in flight."""
+        if self.finish is not None:
+            return 0
+        if self.draws_in_flight and self.num_generated + self.draws_in_flight >= self.sampling.max_tokens:
+            return 0
+        return len(self.chain) + self.draws_in_flight - self.planned
+
+    def usage(self, now: float) -> Usage:
+        """The account so far; `now` stands in for what has not happened yet."""
+        arrival = self.submission.arrival_s
+        started = now if self.first_planned_s is None else self.first_planned_s
+        first = now if self.first_token_s is None else self.first_token_s
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.cached,
+            computed_tokens=self.num_prompt - self.cached,
+            recomputed_tokens=self.recomputed,
+            completion_tokens=self.num_generated,
+            reason=self.reason,
+            queue_s=started - arrival,
+            lookup_s=self.submission.lookup_s,
+            prefill_s=first - started,
+            first_token_s=first - arrival,
+        )

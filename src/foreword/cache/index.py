@@ -1,0 +1,90 @@
+"""PrefixIndex: the tree of published blocks, keyed by chain hash.
+
+                   root
+                  /    \\
+               h0(A)   h0(B)        a node is one full block; its hash names all tokens before it as well,
+                |                   so a path needs no token comparison and presence is closed towards
+               h1(A)                the root: if a block is here, so are all blocks before it.
+              /     \\
+          h2(A)    h2(A')
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from foreword.base.errors import InvariantBroken
+from foreword.base.ids import BlockHash, BlockId
+
+
+class PrefixIndex:
+    """Which published block has which hash, and how they hang together."""
+
+    __slots__ = ("_blocks", "_children", "_parents")
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockHash, BlockId] = {}
+        self._parents: dict[BlockHash, BlockHash] = {}
+        self._children: dict[BlockHash, dict[BlockHash, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[tuple[BlockHash, BlockId]]:
+        return iter(self._blocks.items())
+
+    def find(self, name: BlockHash) -> BlockId | None:
+        """The block published under this hash, if any."""
+        return self._blocks.get(name)
+
+    def match(self, hashes: Sequence[BlockHash], limit: int) -> int:
+        """How many of the first `limit` hashes are published: O(log limit), since presence is prefix-closed."""
+        low, high = 0, min(limit, len(hashes))
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in self._blocks:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def blocks(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
+        """The blocks of hashes that are all published."""
+        return list(map(self._blocks.__getitem__, hashes))
+
+    def parent(self, name: BlockHash) -> BlockHash:
+        """The hash that a published block continues; a root for a first block."""
+        return self._parents[name]
+
+    def children(self, name: BlockHash) -> Collection[BlockHash]:
+        """The published blocks that continue this hash (or root)."""
+        return self._children.get(name, ())
+
+    def publish(self, name: BlockHash, parent: BlockHash, block: BlockId) -> None:
+        """Make a block findable. Its parent must be a root or published, and the hash must be new."""
+        if name in self._blocks:
+            raise InvariantBroken(f"hash {name.hex()[:12]} is published twice")
+        self._blocks[name] = block
+        self._parents[name] = parent
+        siblings = self._children.get(parent)
+        if siblings is None:
+            self._children[parent] = {name: None}
+        else:
+            siblings[name] = None
+
+    def drop(self, name: BlockHash) -> BlockId:
+        """Forget a leaf."""
+        if name in self._children:
+            raise InvariantBroken(f"hash {name.hex()[:12]} is to be dropped but published blocks continue it")
+        parent = self._parents.pop(name)
+        siblings = self._children[parent]
+        del siblings[name]
+        if not siblings:
+            del self._children[parent]
+        return self._blocks.pop(name)
+
+    def clear(self) -> list[BlockId]:
+        """Forget everything; the blocks that were published."""
+        blocks = list(self._blocks.values())
+        self._blocks.clear()
+        self._parents.clear()
+        self._children.clear()
+        return blocks

@@ -1,0 +1,37 @@
+"""Lease: what one request holds of the pool, from its match to its release."""
+
+from foreword.base.ids import BlockId
+from foreword.base.params import Reach
+
+
+class Lease:
+    """One request's block table and everything else it holds. Made by `PrefixCache.acquire`, changed by it alone.
+
+    Every block of the match is held, not only the deepest: an unheld block is then always free to go.
+    """
+
+    __slots__ = ("blocks", "generation", "matched_tokens", "published", "reach", "shadows", "sources")
+
+    def __init__(self, blocks: list[BlockId], matched_tokens: int, reach: Reach, generation: int) -> None:
+        self.blocks = blocks
+        """The block table: block i holds the tokens from i * block_size on."""
+        self.matched_tokens = matched_tokens
+        """Tokens that the match covers; computing starts here."""
+        self.reach = reach
+        self.generation = generation
+        """Of the cache when the lease was made; after a flush the lease publishes no more."""
+        self.published = len(blocks)
+        """Leading blocks of the table that are dealt with: published, or shadowed by the block that is."""
+        self.shadows: dict[int, BlockId] = {}
+        """Table index -> the published block of the same content, held beside our own private one."""
+        self.sources: list[BlockId] = []
+        """Blocks that a copy not yet committed reads."""
+
+    def held(self) -> list[BlockId]:
+        """Everything the lease holds, in the order to release it: copies' sources, then the tail first."""
+        order = list(self.sources)
+        for i in range(len(self.blocks) - 1, -1, -1):
+            order.append(self.blocks[i])
+            if i in self.shadows:
+                order.append(self.shadows[i])
+        return order

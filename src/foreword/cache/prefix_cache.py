@@ -1,0 +1,191 @@
+"""PrefixCache: identity, pool and index put together; the only way for the scheduler to touch any of them.
+
+    acquire   find the longest match and hold all of it          -> Lease
+    reserve   make room to write the next tokens                 -> copies to do, or None (no room, nothing changed)
+    publish   what a committed step wrote becomes findable
+    release   give all back, tail first
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from foreword.base.errors import InvariantBroken
+from foreword.base.ids import BlockHash, BlockId
+from foreword.base.params import Reach
+from foreword.cache.blocks import BlockPool, PoolState
+from foreword.cache.explain import Reason
+from foreword.cache.identity import Chain
+from foreword.cache.index import PrefixIndex
+from foreword.cache.lease import Lease
+from foreword.cache.orders import Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a flush did, in blocks."""
+
+    dropped: int
+    """Unheld blocks that are free now."""
+    still_held: int
+    """Blocks that running requests go on reading; nobody else finds them, and they are freed when let go."""
+
+
+class PrefixCache:
+    """Blocks of KV that requests share by prefix. Pure bookkeeping: it orders copies and moves no byte itself."""
+
+    __slots__ = ("_index", "_pool", "block_size", "enabled", "generation", "num_evicted")
+
+    def __init__(self, num_blocks: int, block_size: int, *, enabled: bool = True) -> None:
+        self._pool = BlockPool(num_blocks)
+        self._index = PrefixIndex()
+        self.block_size = block_size
+        self.enabled = enabled
+        """Off: nothing matches and nothing is published; all else is the same."""
+        self.generation = 0
+        """Raised by flush; a lease of an older generation publishes nothing."""
+        self.num_evicted = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had without taking any from a holder."""
+        return self._pool.num_available
+
+    def state(self) -> PoolState:
+        """The pool in numbers of blocks."""
+        return self._pool.state()
+
+    def match(self, chain: Chain, reach: Reach) -> int:
+        """How many leading full blocks could be reused now; holds nothing. Never covers the last token."""
+        if not self.enabled:
+            return 0
+        return self._index.match(chain.hashes, self._limit(chain, reach))
+
+    def reason(self, chain: Chain, reach: Reach, matched: int) -> Reason:
+        """Why the match of `matched` blocks ends where it does."""
+        whole = (len(chain) - 1) // self.block_size
+        if not self.enabled:
+            return "cache_disabled"
+        if matched == self._limit(chain, reach) < whole:
+            return "prefix_length"
+        if whole == 0:
+            return "too_short"
+        if matched == whole:
+            return "complete"
+        return "diverged" if self._index.children(chain.parent(matched)) else "never_seen"
+
+    def acquire(self, chain: Chain, reach: Reach) -> Lease:
+        """Find the longest match and hold every block of it."""
+        matched = self.match(chain, reach)
+        blocks = self._index.blocks(chain.hashes[:matched])
+        self._pool.hold(blocks)
+        return Lease(blocks, matched * self.block_size, reach, self.generation)
+
+    def reserve(self, lease: Lease, start: int, end: int) -> tuple[Copy, ...] | None:
+        """Make positions start..end (exclusive) writable: new blocks, and a private copy where `start` lies in a shared one.
+
+        None means that the pool has no room even after evicting; nothing is changed then.
+        """
+        size = self.block_size
+        first = start // size
+        copy = start % size != 0 and not self._pool.is_writable(lease.blocks[first])
+        need = -(-end // size) - len(lease.blocks)
+        if need + copy > self._pool.num_available:
+            return None
+        copies: tuple[Copy, ...] = ()
+        if copy:
+            source, private = lease.blocks[first], self._take()
+            lease.blocks[first] = private
+            lease.sources.append(source)
+            copies = (Copy(source, private, start % size),)
+        lease.blocks.extend(self._take() for _ in range(need))
+        return copies
+
+    def publish(self, lease: Lease, chain: Chain, computed: int) -> None:
+        """After a step came back: copies are done, and full blocks up to `computed` tokens become findable."""
+        while lease.sources:
+            self._pool.release(lease.sources.pop())
+        if not self.enabled or lease.generation != self.generation:
+            return
+        full = computed // self.block_size
+        if lease.reach.store_tokens is not None:
+            full = min(full, -(-lease.reach.store_tokens // self.block_size))
+        for i in range(lease.published, full):
+            name, block = chain.hashes[i], lease.blocks[i]
+            canonical = self._index.find(name)
+            if canonical is None:
+                self._pool.label(block, name)
+                self._index.publish(name, chain.parent(i), block)
+            elif canonical != block:
+                # Somebody published the same content first. Ours stays private; holding theirs as well keeps
+                # the parent of whatever we publish next from being evicted under it.
+                self._pool.hold([canonical])
+                lease.shadows[i] = canonical
+            lease.published = i + 1
+
+    def release(self, lease: Lease) -> None:
+        """Give back all that the lease holds; published blocks stay cached. The lease is empty afterwards."""
+        for block in lease.held():
+            self._pool.release(block)
+        lease.blocks, lease.shadows, lease.sources, lease.published = [], {}, [], 0
+
+    def flush(self) -> Flushed:
+        """Forget every published block. Running requests keep reading theirs, and publish nothing of them again."""
+        before = self._pool.state()
+        for block in self._index.clear():
+            self._pool.unlabel(block)
+        self.generation += 1
+        return Flushed(dropped=before.cached, still_held=before.held)
+
+    def check(self, leases: Iterable[Lease]) -> None:
+        """Compare the books with the leases that exist; raises InvariantBroken on the first contradiction. O(blocks)."""
+        holders = [0] * self._pool.num_blocks
+        for lease in leases:
+            for block in lease.held():
+                holders[block] += 1
+        if tuple(holders) != self._pool.holders():
+            wrong = [i for i, n in enumerate(self._pool.holders()) if n != holders[i]]
+            raise InvariantBroken(f"blocks {wrong[:8]} are held by other leases than the pool counts")
+        state = self._pool.state()
+        if state.held != sum(1 for n in holders if n):
+            raise InvariantBroken(f"pool does not add up: {state}, {sum(1 for n in holders if n)} held by leases")
+        self._check_index()
+
+    def _check_index(self) -> None:
+        published = {block for _, block in self._index}
+        if len(published) != len(self._index):
+            raise InvariantBroken("one block is published under two hashes")
+        for name, block in self._index:
+            if self._pool.hash_of(block) != name:
+                raise InvariantBroken(f"block {block} is published under a hash that it does not carry")
+        gone: set[BlockHash] = set()
+        for block in self._pool.cached_order():
+            name = self._pool.hash_of(block)
+            if name is None or block not in published:
+                raise InvariantBroken(f"block {block} is cached but not findable")
+            if any(child not in gone for child in self._index.children(name)):
+                raise InvariantBroken(f"block {block} would be evicted before a block that continues it")
+            gone.add(name)
+
+    def _limit(self, chain: Chain, reach: Reach) -> int:
+        tokens = len(chain) - 1
+        if reach.read_tokens is not None:
+            tokens = min(tokens, reach.read_tokens)
+        return tokens // self.block_size
+
+    def _take(self) -> BlockId:
+        block = self._pool.take()
+        if block is None:
+            self._evict()
+            block = self._pool.take()
+        if block is None:
+            raise InvariantBroken("the pool promised a block and has none")
+        return block
+
+    def _evict(self) -> None:
+        block = self._pool.oldest_cached()
+        name = None if block is None else self._pool.hash_of(block)
+        if block is None or name is None:
+            return
+        self._index.drop(name)
+        self._pool.unlabel(block)
+        self.num_evicted += 1

@@ -1,0 +1,38 @@
+"""Which requests can never run, and are refused at the door with their numbers."""
+
+from dataclasses import dataclass
+
+from foreword.base.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one request may ask for. `max_context` never exceeds the pool, so one request alone always fits."""
+
+    num_blocks: int
+    block_size: int
+    max_context: int
+
+    def check(self, num_prompt: int, max_tokens: int) -> None:
+        """Raise RequestError if the request cannot run even alone."""
+        if num_prompt < 1:
+            raise RequestError("the prompt is empty; give at least one token", field="prompt")
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1", field="max_tokens")
+        if num_prompt >= self.max_context:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens; at most {self.max_context - 1} fit into the context of"
+                f" {self.max_context} with one token of answer. Shorten it.",
+                field="prompt",
+            )
+        if num_prompt + max_tokens > self.max_context:
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens {max_tokens} make {num_prompt + max_tokens}; the context is"
+                f" {self.max_context}. Ask for at most {self.max_context - num_prompt}, or leave max_tokens out.",
+                field="max_tokens",
+            )
+
+
+def limits(num_blocks: int, block_size: int, max_context: int) -> Limits:
+    """Limits of a pool and a context (the model's or the operator's); the pool may be what limits."""
+    return Limits(num_blocks=num_blocks, block_size=block_size, max_context=min(max_context, num_blocks * block_size))

@@ -1,0 +1,96 @@
+"""A runner without a model and a clock set by hand.
+
+`FakeRunner` keeps real block contents: the cell of a token is a hash of everything before it, as KV is, and a drawn
+token depends on every cell of its context. A block that is read before it was written, mixed up or taken over
+therefore shows as another answer than `answer()` gives.
+"""
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from foreword.base.ids import PENDING_TOKEN, BlockId, RequestId
+from foreword.schedule.plan import Chunk, Plan, Sample, StepResult
+
+VOCABULARY = 7
+"""Fake tokens are 0..6; drawn ones too, so that answers collide with prompts now and then."""
+
+
+class ManualClock:
+    """Stands still until told to move."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        """The time that was set."""
+        return self.time_s
+
+
+def _cell(before: bytes, token: int) -> bytes:
+    return blake2b(before + token.to_bytes(4, "little"), digest_size=8).digest()
+
+
+def _draw(cells: Sequence[bytes]) -> int:
+    return blake2b(b"".join(cells), digest_size=2).digest()[0] % VOCABULARY
+
+
+def cells(tokens: Sequence[int], world: bytes = b"") -> list[bytes]:
+    """What the blocks of these tokens hold, one cell a token; `world` stands for all else that shapes KV."""
+    row: list[bytes] = []
+    for token in tokens:
+        row.append(_cell(row[-1] if row else world, token))
+    return row
+
+
+def answer(prompt: Sequence[int], num_tokens: int, stop_ids: frozenset[int] = frozenset(), world: bytes = b"") -> list[int]:
+    """The tokens that a correct server gives, computed alone and without a cache."""
+    row, out = cells(prompt, world), list[int]()
+    while len(out) < num_tokens and not (out and out[-1] in stop_ids):
+        out.append(_draw(row))
+        row.append(_cell(row[-1], out[-1]))
+    return out
+
+
+class FakeRunner:
+    """Executes plans on lists of bytes. `fails` decides, before anything is written, whether a plan raises."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.memory: list[list[bytes | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.worlds: dict[RequestId, bytes] = {}
+        """What else shapes a request's KV (its tenant, adapter, ...); b"" unless set."""
+        self.fails: Callable[[Plan], bool] = lambda plan: False
+        self.tokens_computed = 0
+        self._last: dict[RequestId, int] = {}
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Copy, write, draw. Raises RuntimeError, half-way through the writing, when `fails` says so."""
+        fails = self.fails(plan)
+        read = [(copy, list(self.memory[copy.source][: copy.num_tokens])) for copy in plan.copies]
+        for copy, content in read:
+            self.memory[copy.target][: copy.num_tokens] = content
+        for chunk in plan.chunks[: len(plan.chunks) // 2] if fails else plan.chunks:
+            self._write(chunk)
+        if fails:
+            raise RuntimeError("planted failure")
+        samples: dict[RequestId, Sample] = {}
+        for chunk in plan.chunks:
+            if chunk.draw is not None:
+                token = _draw([self._read(chunk.blocks, t) for t in range(chunk.end)])
+                self._last[chunk.request] = token
+                samples[chunk.request] = Sample(token)
+        return StepResult(samples)
+
+    def _write(self, chunk: Chunk) -> None:
+        before = self._read(chunk.blocks, chunk.start - 1) if chunk.start else self.worlds.get(chunk.request, b"")
+        for position, token in enumerate(chunk.tokens, chunk.start):
+            known = self._last[chunk.request] if token == PENDING_TOKEN else token
+            before = _cell(before, known)
+            self.memory[chunk.blocks[position // self.block_size]][position % self.block_size] = before
+            self.tokens_computed += 1
+
+    def _read(self, blocks: Sequence[BlockId], position: int) -> bytes:
+        cell = self.memory[blocks[position // self.block_size]][position % self.block_size]
+        if cell is None:
+            raise AssertionError(f"position {position} is read before it was ever written")
+        return cell

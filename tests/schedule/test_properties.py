@@ -1,0 +1,219 @@
+"""Random commands drive PrefixCache and Scheduler beside a naive cache, on tiny pools, at pipeline depth 1 and 2."""
+
+from collections import deque
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from foreword.base.errors import InvariantBroken
+from foreword.base.ids import BlockHash, RequestId
+from foreword.base.params import Reach, Sampling
+from foreword.cache.identity import Chain, root
+from foreword.cache.prefix_cache import PrefixCache
+from foreword.schedule.plan import Outcome, Plan
+from foreword.schedule.request import Submission
+from foreword.schedule.scheduler import Scheduler
+from foreword.testing.fakes import FakeRunner, answer, cells
+from foreword.testing.oracle import NaiveCache
+
+BLOCK = 4
+ROOT = root({"weights": "fake"}, BLOCK)
+HEADS = ([0, 1, 2, 3, 4, 5, 6, 0, 1], [0, 1, 2, 3, 4, 5, 6, 0, 2, 2, 2, 2], [5] * 5, [1])
+TENANTS = (b"", b"red", b"blue")
+
+
+class Heart(RuleBasedStateMachine):
+    """The heart as a server would drive it, one command at a time."""
+
+    depth = 1
+
+    @initialize(
+        blocks=st.sampled_from([14, 18, 26, 400]),
+        budget=st.integers(BLOCK + 4, 24),
+        running=st.integers(1, 4),
+        enabled=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, blocks: int, budget: int, running: int, enabled: bool) -> None:
+        self.cache = PrefixCache(blocks, BLOCK, enabled=enabled)
+        self.scheduler = Scheduler(self.cache, max_batch_tokens=budget, max_running=running)
+        self.runner = FakeRunner(blocks, BLOCK)
+        self.naive = NaiveCache(BLOCK)
+        self.flights: deque[Plan] = deque()
+        self.asked: dict[RequestId, tuple[Submission, list[int], bytes]] = {}
+        self.got: dict[RequestId, list[int]] = {}
+        self.over: dict[RequestId, str] = {}
+        self.known: dict[BlockHash, list[bytes]] = {}
+        self.poison: set[RequestId] = set()
+        self.cached_sum = self.computed_sum = 0
+        self.cached_said: dict[RequestId, int] = {}
+        self.runner.fails = lambda plan: any(c.request in self.poison for c in plan.chunks)
+
+    @rule(
+        head=st.sampled_from(HEADS),
+        tail=st.lists(st.integers(0, 2), min_size=1, max_size=13),
+        tenant=st.sampled_from([0, 0, 0, 1, 2]),
+        max_tokens=st.integers(1, 9),
+        stop=st.sampled_from([frozenset[int](), frozenset({3})]),
+        reach=st.sampled_from([Reach()] * 4 + [Reach(read_tokens=6, store_tokens=6), Reach(read_tokens=0), Reach(store_tokens=0)]),
+        priority=st.sampled_from([0, 0, 0, 1]),
+    )
+    def submit(  # noqa: PLR0913
+        self, head: list[int], tail: list[int], tenant: int, max_tokens: int, stop: frozenset[int], reach: Reach, priority: int
+    ) -> None:
+        if len(self.asked) - len(self.over) >= 7:
+            return
+        name, prompt, world = RequestId(str(len(self.asked))), head + tail, TENANTS[tenant]
+        chain = Chain(ROOT, BLOCK, prompt, {0: (world,)} if world else None)
+        sampling = Sampling(max_tokens=max_tokens, stop_ids=stop)
+        ask = Submission(id=name, chain=chain, sampling=sampling, arrival_s=0, reach=reach, priority=priority)
+        self.asked[name], self.got[name], self.runner.worlds[name] = (ask, prompt, world), [], world
+        self.scheduler.add(ask)
+        self.verify()
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.step_once()
+            self.verify()
+
+    @rule(pick=st.integers(0, 6))
+    def cancel(self, pick: int) -> None:
+        live = [n for n in self.asked if n not in self.over]
+        if live:
+            event = self.scheduler.cancel(live[pick % len(live)], 0.0)
+            assert event is not None
+            assert event.finish == "cancelled"
+            self.over[event.request] = "cancelled"
+            self.verify()
+
+    @rule(pick=st.integers(0, 6), times=st.integers(1, 3))
+    def fail(self, pick: int, times: int) -> None:
+        """One request makes every step that it is part of fail; only it may get the error."""
+        live = [n for n in self.asked if n not in self.over]
+        if live:
+            self.poison.add(live[pick % len(live)])
+            self.step(times)
+
+    @rule()
+    def flush(self) -> None:
+        self.scheduler.flush()
+        assert self.cache.state().cached == 0
+        self.naive.forget()
+        self.known.clear()
+        self.verify()
+
+    @precondition(lambda self: not self.flights)
+    @rule()
+    def drain(self) -> None:
+        for _ in range(600):
+            if not self.scheduler.busy:
+                break
+            self.step_once()
+        assert not self.scheduler.busy, "requests never finish"
+        self.verify()
+        assert self.cache.state().held == 0
+
+    def step_once(self) -> None:
+        while len(self.flights) < self.depth:
+            plan = self.scheduler.plan(0.0)
+            if plan is None:
+                break
+            assert plan.num_tokens <= self.scheduler._max_batch_tokens  # pyright: ignore[reportPrivateUsage]
+            for chunk in plan.chunks:
+                assert len(chunk.blocks) == -(-chunk.end // BLOCK)
+            self.flights.append(plan)
+        if not self.flights:
+            assert not self.scheduler.busy, "work is left and nothing can be planned"
+            return
+        plan = self.flights.popleft()
+        try:
+            result = self.runner.execute(plan)
+        except RuntimeError:
+            self.flights.clear()
+            self.take(self.scheduler.abort(plan, "planted", 0.0))
+        else:
+            for chunk in plan.chunks:
+                self.note(chunk.request, chunk.end)
+            self.take(self.scheduler.commit(plan, result, 0.0))
+
+    def note(self, name: RequestId, end: int) -> None:
+        """Tell the naive cache what this commit computes (it never learns more than was asked to be stored)."""
+        ask, _, world = self.asked[name]
+        tokens = list(ask.chain.tokens[:end])
+        self.naive.publish(world, tokens)
+        row = cells(tokens, world)
+        for i in range(len(tokens) // BLOCK):
+            self.known[ask.chain.hashes[i]] = row[i * BLOCK : (i + 1) * BLOCK]
+
+    def take(self, outcome: Outcome) -> None:
+        self.cached_sum += outcome.stats.prompt_tokens_cached
+        self.computed_sum += outcome.stats.prompt_tokens_computed
+        for event in outcome.events:
+            name = event.request
+            assert name not in self.over, "news of a request that is over"
+            if event.sample is not None:
+                self.got[name].append(event.sample.token)
+            if event.usage is not None:
+                use, (ask, prompt, world) = event.usage, self.asked[name]
+                assert use.cached_tokens + use.computed_tokens == use.prompt_tokens == len(prompt)
+                assert 0 <= use.cached_tokens < len(prompt)
+                assert self.cached_said.setdefault(name, use.cached_tokens) == use.cached_tokens
+                if ask.reach.read_tokens is not None:
+                    assert use.cached_tokens <= ask.reach.read_tokens
+            if event.finish is not None:
+                self.over[name] = event.finish
+                if event.finish == "error":
+                    assert name in self.poison, "a neighbour got the error"
+
+    def verify(self) -> None:
+        self.scheduler.check()
+        state = self.cache.state()
+        assert state.free + state.cached + state.held == state.total
+        for name, (ask, prompt, world) in self.asked.items():
+            truth = answer(prompt, ask.sampling.max_tokens, ask.sampling.stop_ids, world)
+            assert self.got[name] == truth[: len(self.got[name])], "another answer than without a cache"
+            if self.over.get(name) in ("stop", "length"):
+                assert self.got[name] == truth
+        for name, block in self.cache._index:  # pyright: ignore[reportPrivateUsage]
+            if name in self.known:
+                assert self.runner.memory[block] == self.known[name], "a findable block holds something else"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        while self.flights:
+            self.step_once()
+        self.drain()
+        total = sum(self.cached_said.values())
+        finished = {n for n, why in self.over.items() if why in ("stop", "length")}
+        if set(self.over) == finished:
+            assert self.cached_sum == total
+            assert self.cached_sum + self.computed_sum == sum(len(p) for _, p, _ in self.asked.values())
+
+
+class DeepHeart(Heart):
+    """The next plan is made while a step runs."""
+
+    depth = 2
+
+
+_settings = settings(
+    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+Heart.TestCase.settings = _settings
+DeepHeart.TestCase.settings = _settings
+TestHeart = Heart.TestCase
+TestDeepHeart = DeepHeart.TestCase
+
+
+def test_released_twice_is_noticed() -> None:
+    cache = PrefixCache(4, BLOCK)
+    lease = cache.acquire(Chain(ROOT, BLOCK, [1] * 9), Reach())
+    assert cache.reserve(lease, 0, 8) == ()
+    again = list(lease.blocks)
+    cache.release(lease)
+    lease.blocks = again
+    with pytest.raises(InvariantBroken):
+        cache.release(lease)
