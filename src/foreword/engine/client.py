@@ -1,14 +1,16 @@
-"""The way into the engine from any thread: submit, cancel, read state."""
+"""The way into the engine from any thread, as faces see it; `worker.Worker` is the one that serves."""
 
 from typing import Protocol
 
 from foreword.base.ids import RequestId
+from foreword.cache.prefix_cache import Flushed
+from foreword.engine.state import EngineState
 from foreword.engine.stream import Stream
 from foreword.schedule.request import Submission
 
 
 class EngineClient(Protocol):
-    """Submit and cancel from any thread; what `engine.worker.Worker` gives out."""
+    """Submit, cancel and ask from any thread."""
 
     @property
     def alive(self) -> bool:
@@ -17,6 +19,10 @@ class EngineClient(Protocol):
 
     def now(self) -> float:
         """The engine's clock, in seconds; for `Submission.arrival_s`."""
+        ...
+
+    def state(self) -> EngineState:
+        """Numbers for metrics and status pages; a moment old, never blocking a step."""
         ...
 
     def submit(self, submission: Submission) -> Stream:
@@ -28,4 +34,8 @@ class EngineClient(Protocol):
 
     def cancel(self, request: RequestId) -> None:
         """Stop a request within a step; what it has computed stays cached. Unknown ids are ignored."""
+        ...
+
+    def flush(self) -> Flushed:
+        """Forget everything cached; after it returns no new request hits older entries."""
         ...

@@ -1,12 +1,13 @@
 """The sockets of the loop: what must be plugged in to make the heart run somewhere.
 
-    serve       a Hugging Face model          monotonic clock
-    unit test   `testing.fakes.FakeRunner`    `testing.fakes.ManualClock`
+    serve       a Hugging Face model          monotonic clock             metrics
+    unit test   `testing.fakes.FakeRunner`    `testing.fakes.ManualClock` nobody
 """
 
+import time
 from typing import Protocol
 
-from foreword.schedule.plan import Plan, StepResult
+from foreword.schedule.plan import Outcome, Plan, StepResult
 
 
 class Runner(Protocol):
@@ -26,3 +27,33 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since some fixed moment; never goes back."""
         ...
+
+
+class Observer(Protocol):
+    """Is told what happened, on the engine's thread, before anybody else hears of it. Must be quick."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """A step was committed or aborted, or a request was cancelled (an outcome of no chunks)."""
+        ...
+
+    def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
+        """One step's whole time, and the part of it that was not the runner's."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds, with sub-microsecond resolution."""
+        return time.perf_counter()
+
+
+class Nobody:
+    """An observer that looks away."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing."""
+
+    def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
+        """Nothing."""

@@ -1,0 +1,186 @@
+"""The engine thread: answers, cancels, failures, capacity, ends."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from foreword.base.errors import CapacityError, RequestError
+from foreword.base.ids import RequestId
+from foreword.base.params import Sampling
+from foreword.cache.identity import Chain, root
+from foreword.cache.prefix_cache import PrefixCache
+from foreword.engine.engine import Engine
+from foreword.engine.sockets import MonotonicClock, Nobody
+from foreword.engine.stream import Stream
+from foreword.engine.worker import Worker
+from foreword.schedule.admission import limits
+from foreword.schedule.plan import Plan, StepResult, TokenEvent
+from foreword.schedule.request import Submission
+from foreword.schedule.scheduler import Scheduler
+from foreword.testing.fakes import FakeRunner, answer
+
+BLOCK, BLOCKS = 4, 64
+ROOT = root({"weights": "fake"}, BLOCK)
+
+
+class Gate(FakeRunner):
+    """Holds every step until it is let through, once closed."""
+
+    def __init__(self) -> None:
+        super().__init__(BLOCKS, BLOCK)
+        self.open = threading.Event()
+        self.entered = threading.Event()
+        self.open.set()
+        self.dies = False
+
+    def execute(self, plan: Plan) -> StepResult:
+        self.entered.set()
+        assert self.open.wait(30)
+        if self.dies:
+            raise SystemExit("planted death")
+        return super().execute(plan)
+
+
+class House:
+    """An engine with a fake runner."""
+
+    def __init__(self, max_live: int = 64) -> None:
+        self.runner = Gate()
+        self.cache = PrefixCache(BLOCKS, BLOCK)
+        scheduler = Scheduler(self.cache, max_batch_tokens=32, max_running=8)
+        engine = Engine(scheduler, self.runner, MonotonicClock(), Nobody())
+        self.worker = Worker(engine, limits(BLOCKS, BLOCK, 10_000), max_live=max_live)
+        self.worker.start()
+        self.count = 0
+
+    def ask(self, prompt: list[int], max_tokens: int = 5) -> Stream:
+        self.count += 1
+        chain = Chain(ROOT, BLOCK, prompt)
+        sampling = Sampling(max_tokens=max_tokens)
+        return self.worker.submit(
+            Submission(id=RequestId(f"r{self.count}"), chain=chain, sampling=sampling, arrival_s=self.worker.now())
+        )
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    built = House()
+    yield built
+    built.runner.open.set()
+    assert built.worker.stop(drain=False, timeout_s=30)
+
+
+def tokens(events: list[TokenEvent]) -> list[int]:
+    return [event.sample.token for event in events if event.sample is not None]
+
+
+def test_answers_from_many_threads_equal_the_uncached_ones(house: House) -> None:
+    prompts = [[0, 1, 2, 3, 4, 5, 6, i % 7, i % 5, i % 3] for i in range(24)]
+    streams = [house.ask(prompt) for prompt in prompts]
+    for prompt, stream in zip(prompts, streams, strict=True):
+        events = list(stream)
+        assert tokens(events) == answer(prompt, 5)
+        assert events[-1].finish == "length"
+        assert events[0].usage is not None
+        assert events[-1].usage is not None
+    house.worker.check()
+    assert house.worker.state().pool.held == 0
+
+
+async def test_events_arrive_on_an_event_loop(house: House) -> None:
+    events = [event async for event in house.ask([1, 2, 3, 4, 5])]
+    assert tokens(events) == answer([1, 2, 3, 4, 5], 5)
+
+
+def test_cancel_stops_within_a_step_and_keeps_the_work(house: House) -> None:
+    house.runner.open.clear()
+    stream = house.ask([1] * 40, max_tokens=100)
+    assert house.runner.entered.wait(30)
+    house.worker.cancel(stream.request)
+    house.runner.open.set()
+    assert list(stream)[-1].finish == "cancelled"
+    assert house.worker.state().pool.held == 0
+    assert house.worker.state().pool.cached == 8  # the 32 tokens of the step that ran
+    events = list(house.ask([1] * 40))
+    assert tokens(events) == answer([1] * 40, 5)
+    assert events[-1].usage is not None
+    assert events[-1].usage.cached_tokens == 32
+
+
+def test_only_the_request_that_fails_alone_gets_the_error(house: House) -> None:
+    house.runner.open.clear()
+    first = house.ask([6, 6])
+    assert house.runner.entered.wait(30)
+    bad, good = house.ask([2, 2, 2, 2, 2]), house.ask([3, 3, 3, 3, 3])
+    house.runner.fails = lambda plan: any(c.request == bad.request for c in plan.chunks)
+    house.runner.open.set()
+    assert tokens(list(first)) == answer([6, 6], 5)
+    assert tokens(list(good)) == answer([3] * 5, 5)
+    end = list(bad)[-1]
+    assert end.finish == "error"
+    assert end.error is not None
+    assert "planted failure" in end.error
+    assert house.worker.alive
+    assert tokens(list(house.ask([2, 2, 2]))) == answer([2, 2, 2], 5)
+
+
+def test_a_dead_engine_thread_ends_every_request_and_takes_none(house: House) -> None:
+    house.runner.open.clear()
+    streams = [house.ask([1, 2, 3]), house.ask([4, 5])]
+    house.runner.dies = True
+    house.runner.open.set()
+    for stream in streams:
+        end = list(stream)[-1]
+        assert end.finish == "error"
+        assert end.error is not None
+        assert "planted death" in end.error
+    assert not house.worker.alive
+    with pytest.raises(CapacityError):
+        house.ask([1])
+    with pytest.raises(CapacityError):
+        house.worker.flush()
+
+
+def test_a_full_queue_refuses_and_recovers() -> None:
+    house = House(max_live=2)
+    house.runner.open.clear()
+    streams = [house.ask([1]), house.ask([2])]
+    with pytest.raises(CapacityError, match="2 requests are queued or running"):
+        house.ask([3])
+    house.runner.open.set()
+    for stream in streams:
+        assert list(stream)[-1].finish == "length"
+    assert list(house.ask([3]))[-1].finish == "length"
+    assert house.worker.stop(drain=True, timeout_s=30)
+
+
+def test_what_can_never_fit_is_refused_with_its_numbers(house: House) -> None:
+    with pytest.raises(RequestError, match="256 tokens; at most 255") as prompt:
+        house.ask([1] * 256)
+    assert prompt.value.field == "prompt"
+    with pytest.raises(RequestError, match="at most 56") as answer_:
+        house.ask([1] * 200, max_tokens=57)
+    assert answer_.value.field == "max_tokens"
+    assert list(house.ask([1] * 200, max_tokens=56))[-1].finish == "length"
+
+
+def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    house = House()
+    house.runner.open.clear()
+    stream = house.ask([1, 2, 3], max_tokens=9)
+    assert not house.worker.stop(drain=True, timeout_s=0.01)
+    with pytest.raises(CapacityError, match="stopping"):
+        house.ask([1])
+    house.runner.open.set()
+    assert tokens(list(stream)) == answer([1, 2, 3], 9)
+    assert house.worker.stop(drain=True, timeout_s=30)
+    assert not house.worker.alive
+
+
+def test_flush_forgets_while_requests_run(house: House) -> None:
+    assert list(house.ask([5] * 12))[-1].finish == "length"
+    assert house.worker.flush().dropped == 4
+    end = list(house.ask([5] * 12))[-1]
+    assert end.usage is not None
+    assert end.usage.cached_tokens == 0
