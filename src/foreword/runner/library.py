@@ -1,0 +1,171 @@
+"""The doors to `transformers`: every call this room makes into it, with types.
+
+The library is loosely typed and renames things between releases; here its answers become plain values, so that the
+rest of the room reads like typed code and a rename is mended in one place.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import huggingface_hub
+import torch
+import transformers
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as _logging
+
+from foreword.base.errors import ModelRefused
+
+ATTENTION_NAME = "foreword"
+"""Our name among the library's attention functions. The library gives meaning to parts of names such as "flash" or
+"sdpa", and builds masks for names that it knows; this one says nothing to it, so no mask is built."""
+
+VERSION: str = transformers.__version__
+
+_WANTED = ("*.json", "*.safetensors", "*.safetensors.index.json", "*.model", "*.txt", "*.jinja", "tokenizer*")
+"""Files of a hub model that are fetched: safetensors, never pickles."""
+
+Config = Any
+"""A `PreTrainedConfig`; its fields differ from model to model, so they are read with `getattr` and a default."""
+
+
+def register_attention(function: Callable[..., object]) -> None:
+    """Make `function` what models run when their attention is called ATTENTION_NAME."""
+    AttentionInterface.register(ATTENTION_NAME, cast(Any, function))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the library's progress bars and warnings while a model loads; restores both."""
+    level = _logging.get_verbosity()
+    bars = _logging.is_progress_bar_enabled()
+    _logging.set_verbosity_error()
+    _logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _logging.set_verbosity(level)
+        if bars:
+            _logging.enable_progress_bar()
+
+
+def snapshot(model: str) -> str:
+    """The local folder of a hub model, downloaded if need be. Raises ModelRefused when it cannot be had.
+
+    The hub client heeds its own settings (offline mode, token, cache folder).
+    """
+    try:
+        return cast(str, cast(Any, huggingface_hub).snapshot_download(model, allow_patterns=list(_WANTED)))
+    except Exception as error:  # the client, the network and the hub each raise their own
+        raise ModelRefused(
+            f"{model} is neither a directory nor a hub model that can be had: {_first_line(error)}"
+        ) from error
+
+
+def read_config(model: str) -> Config:
+    """The configuration of a local directory or hub id. Raises ModelRefused when it cannot be had."""
+    try:
+        return cast(Any, AutoConfig).from_pretrained(model, trust_remote_code=False)
+    except Exception as error:  # the library, the hub client and the network each raise their own
+        raise ModelRefused(f"{model}: {_first_line(error)}") from error
+
+
+def text_config(config: Config) -> Config:
+    """The part of a configuration that describes the decoder."""
+    return config.get_text_config(decoder=True)
+
+
+def layer_kinds(config: Config) -> tuple[str, ...]:
+    """What each layer of the decoder keeps ("full_attention", "conv", ...), in order.
+
+    Raises LookupError when the library cannot say: its function is not a stable one.
+    """
+    try:
+        from transformers import cache_utils
+
+        types, _ = cast(Any, cache_utils).get_layer_types_and_kwargs(text_config(config))
+        return tuple(str(kind) for kind in types)
+    except Exception as error:
+        raise LookupError(_first_line(error)) from error
+
+
+def causal_class(config: Config) -> type[nn.Module] | None:
+    """The class that would be built for a configuration, or None when the library has no causal model for it."""
+    mapping = cast(Any, AutoModelForCausalLM)._model_mapping
+    try:
+        found = mapping[type(config)]
+    except KeyError:
+        return None
+    return cast("type[nn.Module]", found[0] if isinstance(found, tuple) else found)
+
+
+def routes_attention(model_class: type[nn.Module]) -> bool:
+    """Whether the class calls its attention through the library's interface, so that ours can take its place."""
+    ask = getattr(model_class, "_can_set_attn_implementation", None)
+    return bool(ask()) if callable(ask) else False
+
+
+def load_weights(model: str, dtype: torch.dtype) -> nn.Module:
+    """Build the model from a local directory or hub id, with our attention. Raises ModelRefused."""
+    try:
+        with quiet():
+            loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
+                model, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+            )
+    except Exception as error:
+        raise ModelRefused(f"{model}: {_first_line(error)}") from error
+    return cast(nn.Module, loaded)
+
+
+def use_our_attention(model: nn.Module) -> None:
+    """Switch a model that is already built to our attention."""
+    cast(Any, model).set_attn_implementation(ATTENTION_NAME)
+
+
+def config_of(model: nn.Module) -> Config:
+    """A model's configuration."""
+    return cast(Any, model).config
+
+
+def end_ids(model: nn.Module) -> frozenset[int]:
+    """Token ids that end an answer, from the generation settings, else from the configuration."""
+    generation = cast("GenerationConfig | None", getattr(model, "generation_config", None))
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = getattr(text_config(config_of(model)), "eos_token_id", None)
+    if found is None:
+        return frozenset()
+    return frozenset(cast("list[int]", found)) if isinstance(found, (list, tuple)) else frozenset({int(found)})
+
+
+def config_fields(config: Config) -> Mapping[str, Any]:
+    """Every field of a configuration, defaults included, as JSON values."""
+    return cast("Mapping[str, Any]", config.to_dict())
+
+
+def convert_gguf(folder: str, file: str, target: str) -> None:
+    """Read a GGUF and write what it holds as an ordinary bfloat16 model directory with its tokenizer.
+
+    The library dequantises while reading, then still believes the model to be quantised and refuses to save it; the
+    quantiser is taken off because the weights are dense by then. Raises ModelRefused when they are not.
+    """
+    with quiet():
+        model = cast(Any, AutoModelForCausalLM).from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16)
+        if not all(weight.is_floating_point() for weight in model.parameters()):
+            raise ModelRefused(f"{file}: its weights stayed packed; only dense ones can be converted")
+        model.hf_quantizer = None
+        model.is_quantized = False
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.save_pretrained(target)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, gguf_file=file)
+        tokenizer.save_pretrained(target)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

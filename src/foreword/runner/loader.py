@@ -1,0 +1,135 @@
+"""From settings to a running model: find it, judge it, load it, size its memory.
+
+`load_runner` is the one entry for the rooms above.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from foreword.base.config import CacheConfig, Config, ModelConfig
+from foreword.base.errors import ConfigError
+from foreword.runner import library
+from foreword.runner.attention.interface import attend
+from foreword.runner.embedded import Progress, cache_folder, embedded, materialise
+from foreword.runner.fingerprint import ingredients
+from foreword.runner.layout import lay_out
+from foreword.runner.memory import KVMemory, count_blocks
+from foreword.runner.runner import ModelCard, ModelRunner
+from foreword.runner.suitable import refuse_unsuitable
+from foreword.runner.survey import LayerFacts, survey
+
+_ROWS_TO = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model in memory and where it came from."""
+
+    name: str
+    directory: Path | None
+    """Local directory of its files; None when it was built in memory."""
+    model: nn.Module
+
+
+def load_runner(config: Config, progress: Progress = lambda text: None) -> ModelRunner:
+    """Load the model that the settings name and give it memory. Raises ModelRefused or ConfigError."""
+    return equip(load(config.model, progress), config.model, config.cache)
+
+
+def load(config: ModelConfig, progress: Progress = lambda text: None) -> Loaded:
+    """Find the model, refuse it if it is unsuitable, and load its weights."""
+    name, directory = find(config, progress)
+    device = pick_device(config)
+    settings = library.read_config(str(directory))
+    refuse_unsuitable(name, settings)
+    library.register_attention(attend)
+    model = library.load_weights(str(directory), pick_dtype(config, settings, device))
+    model.eval()
+    model.requires_grad_(False)
+    return Loaded(name=name, directory=directory, model=model.to(device))
+
+
+def find(config: ModelConfig, progress: Progress = lambda text: None) -> tuple[str, Path]:
+    """The model's name and the local directory of its files, converted or downloaded if need be."""
+    carried = embedded(config.model)
+    if carried is not None and not (config.model and Path(config.model).is_dir()):
+        return carried.name, materialise(carried, cache_folder(config.cache_dir), progress)
+    assert config.model is not None
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return path.resolve().name, path
+    progress(f"Fetching {config.model}")
+    return config.model, Path(library.snapshot(config.model))
+
+
+def pick_device(config: ModelConfig) -> torch.device:
+    """The device that the settings name. Raises ConfigError when it is not there."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no card; use --device cpu or auto")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def pick_dtype(config: ModelConfig, settings: library.Config, device: torch.device) -> torch.dtype:
+    """The precision that the settings name; auto takes the checkpoint's where the device computes in it."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    saved = getattr(settings, "dtype", None)
+    if saved not in (torch.bfloat16, torch.float16):
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if saved == torch.bfloat16 and torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+
+
+def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunner:
+    """Give a loaded model its KV memory. Raises ModelRefused when its layers do not fit."""
+    model, settings = loaded.model, library.config_of(loaded.model)
+    facts = survey(loaded.name, model)
+    layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
+    weight = next(model.parameters())
+    num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
+    computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype), "attention": "tiled 1"}
+    memo = cache_folder(config.cache_dir) / "digests.json"
+    card = ModelCard(
+        name=loaded.name,
+        directory=str(loaded.directory or ""),
+        device=weight.device.type,
+        dtype=str(weight.dtype).removeprefix("torch."),
+        attention="sdpa",
+        vocab_size=int(settings.vocab_size),
+        max_context=int(settings.max_position_embeddings),
+        end_ids=library.end_ids(model),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        flops_per_token=2 * _body_parameters(model),
+        flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
+        ingredients=ingredients(model, loaded.directory, memo, computing),
+    )
+    memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
+    return ModelRunner(model, card, memory, tuple(fact.layer for fact in facts), _ROWS_TO)
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Whether the processor multiplies in bfloat16; where it does not, bfloat16 is slower than float32."""
+    cpu = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
+def _body_parameters(model: nn.Module) -> int:
+    """Parameters that every token passes through: all but the tables of embeddings and of output logits."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    head = model.get_output_embeddings()
+    if head is not None:
+        tables.add(id(head.weight))
+    return sum(p.numel() for p in model.parameters() if id(p) not in tables)
+
+
+def _flops_per_key(fact: LayerFacts) -> int:
+    return 2 * fact.heads * (fact.shape.key_dim + fact.shape.value_dim)

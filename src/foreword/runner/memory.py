@@ -1,0 +1,130 @@
+"""The device's KV memory: one buffer [num_blocks + 1, span] and the ways in and out of it.
+
+Knows blocks and slots, not requests, prefixes or tenants. The last block is the *null block*: zeros that nobody ever
+writes. Key slots past a request's own blocks are read from it, because a masked key still meets a zero weight in a
+product, and 0 * NaN is NaN: what a freed block holds must never get that far.
+"""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from foreword.base.config import CacheConfig, parse_kv_cache
+from foreword.base.errors import ConfigError
+from foreword.runner.layout import Layout, Piece
+
+_AUTO_CPU_BYTES = 4 * 2**30
+_AUTO_CPU_SHARE = 0.25
+_AUTO_CUDA_SHARE = 0.85
+
+
+class KVMemory:
+    """Owner of the buffer. `num_blocks` counts usable blocks; the null block comes on top."""
+
+    __slots__ = ("_rows", "_units", "buffer", "layout", "null_block", "num_blocks")
+
+    def __init__(self, layout: Layout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Reserve the memory. On a CPU pages are touched only when a block is first written."""
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.null_block = num_blocks
+        self.buffer = _zeros(num_blocks + 1, layout.span, dtype, device)
+        self._units = self.buffer.view(-1, layout.unit)
+        self._rows = self.buffer.view(-1, layout.unit * layout.block_size)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all layers."""
+        return self.layout.span * self.buffer.element_size()
+
+    def keys(self, layer: int) -> Tensor:
+        """K of one layer, a view [num_blocks + 1, block_size, kv_heads, key_dim]."""
+        return self._view(self.layout.keys[layer])
+
+    def values(self, layer: int) -> Tensor:
+        """V of one layer, a view [num_blocks + 1, block_size, kv_heads, value_dim]."""
+        return self._view(self.layout.values[layer])
+
+    def places(self, piece: Piece, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """Where rows of tokens go in a piece at offset 0, for `write`: [heads * rows * (dim / unit)].
+
+        `blocks` and `offsets` are [rows]: the block of each token and its place inside the block.
+        """
+        unit, size = self.layout.unit, self.layout.block_size
+        parts = piece.dim // unit
+        device = self.buffer.device
+        token = blocks * (self.layout.span // unit) + offsets * parts
+        head = torch.arange(piece.heads, device=device) * (size * parts)
+        part = torch.arange(parts, device=device)
+        return (head[:, None, None] + token[None, :, None] + part[None, None, :]).reshape(-1)
+
+    def write(self, piece: Piece, places: Tensor, vectors: Tensor) -> None:
+        """Store `vectors` [heads, rows, dim] at `places` (made by `places` for a piece of the same shape)."""
+        base = piece.offset // self.layout.unit
+        self._units.index_copy_(0, places + base, vectors.reshape(-1, self.layout.unit))
+
+    def runs(self, piece: Piece, blocks: Tensor) -> Tensor:
+        """Which rows hold `blocks` [n, count] of a piece at offset 0, for `read`: [n * heads * count * (dim / unit)]."""
+        size, unit = self.layout.block_size, self.layout.unit
+        parts = piece.dim // unit
+        device = self.buffer.device
+        block = blocks * (self.layout.span // (unit * size))
+        head = torch.arange(piece.heads, device=device) * parts
+        part = torch.arange(parts, device=device)
+        return (block[:, None, :, None] + head[None, :, None, None] + part).reshape(-1)
+
+    def read(self, piece: Piece, runs: Tensor, count: int) -> Tensor:
+        """Gather `count` blocks for each of n rows of a table: [n * heads, count * block_size, dim], contiguous.
+
+        `runs` is made by `runs` for a piece of the same shape.
+        """
+        base = piece.offset // (self.layout.unit * self.layout.block_size)
+        rows = torch.index_select(self._rows, 0, runs + base)
+        return rows.view(-1, count * self.layout.block_size, piece.dim)
+
+    def _view(self, piece: Piece) -> Tensor:
+        size = self.layout.block_size
+        whole = self.buffer[:, piece.offset : piece.offset + piece.heads * size * piece.dim]
+        return whole.view(-1, piece.heads, size, piece.dim).transpose(1, 2)
+
+
+def count_blocks(config: CacheConfig, block_bytes: int, device: torch.device) -> int:
+    """How many blocks `--kv-cache` buys. Raises ConfigError when that is not even one."""
+    if config.kv_cache == "auto":
+        size = _auto_bytes(device)
+    else:
+        unit, number = parse_kv_cache(config.kv_cache)
+        if unit == "blocks":
+            return number
+        size = number
+    if size < block_bytes:
+        raise ConfigError(f"kv_cache is {size} bytes; one block of this model needs {block_bytes}")
+    return size // block_bytes
+
+
+def _zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(rows, columns, dtype=dtype, device=device)
+    # torch.zeros would write to every page; anonymous pages are zero by themselves and cost nothing until used.
+    pages = mmap.mmap(-1, rows * columns * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(rows, columns)
+
+
+def _auto_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _AUTO_CUDA_SHARE)
+    return min(_AUTO_CPU_BYTES, int(_available_ram() * _AUTO_CPU_SHARE))
+
+
+def _available_ram() -> int:
+    """Bytes that can be had without swapping; where the system does not say, what would give 4 GiB."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return int(_AUTO_CPU_BYTES / _AUTO_CPU_SHARE)

@@ -1,0 +1,136 @@
+"""ModelRunner: what computes steps for the engine with a Hugging Face model."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from foreword.base.errors import InvariantBroken
+from foreword.base.ids import PENDING_TOKEN, RequestId
+from foreword.runner.attention.interface import STEP_ARGUMENT
+from foreword.runner.attention.tiled import TiledStep
+from foreword.runner.batch import Batch, build
+from foreword.runner.copies import apply_copies
+from foreword.runner.memory import KVMemory
+from foreword.runner.sampler import sample
+from foreword.schedule.plan import Chunk, Plan, StepResult
+
+_REMEMBERED = 4096
+"""Requests whose last token is kept for chunks that were planned before it was drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What others need to know about the model being served."""
+
+    name: str
+    """What a client calls it."""
+    directory: str
+    """Local directory or hub id from which the tokenizer can be read."""
+    device: str
+    dtype: str
+    attention: str
+    """The backend in use."""
+    vocab_size: int
+    max_context: int
+    """Positions that the model knows."""
+    end_ids: frozenset[int]
+    """Token ids that end an answer."""
+    num_parameters: int
+    flops_per_token: int
+    """To compute one token, without attention over earlier ones and without logits."""
+    flops_per_token_and_key: int
+    """To attend from one token to one earlier position, all layers."""
+    ingredients: Mapping[str, str]
+    """Everything that changes KV; see `fingerprint`."""
+
+
+class ModelRunner:
+    """Implements `engine.sockets.Runner`."""
+
+    def __init__(
+        self, model: nn.Module, card: ModelCard, memory: KVMemory, layers: tuple[int, ...], rows_to: int
+    ) -> None:
+        """`layers` are the library's indices of the layers that store KV, in the order of the memory's layout.
+
+        A step is padded to a multiple of `rows_to` rows.
+        """
+        self._model = model
+        self.card = card
+        self.memory = memory
+        self._layers = {layer: slot for slot, layer in enumerate(layers)}
+        self._rows_to = rows_to
+        self._last: OrderedDict[RequestId, int] = OrderedDict()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the memory holds."""
+        return self.memory.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.memory.layout.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of KV in a block, all layers."""
+        return self.memory.block_bytes
+
+    @property
+    def ingredients(self) -> Mapping[str, str]:
+        """Everything that changes KV, for the root of block identity."""
+        return self.card.ingredients
+
+    def execute(self, plan: Plan) -> StepResult:
+        """See `engine.sockets.Runner`."""
+        with torch.inference_mode():
+            apply_copies(self.memory, plan.copies)
+            if not plan.chunks:
+                return StepResult({})
+            tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
+            batch = build(plan.chunks, tokens, self._rows_to, self.memory.buffer.device)
+            logits = self._forward(batch)
+            samples = sample(logits[: len(batch.drawing)], [draw for _, draw in batch.drawing])
+        drawn = {request: one for (request, _), one in zip(batch.drawing, samples, strict=True)}
+        for request, one in drawn.items():
+            self._remember(request, one.token)
+        return StepResult(drawn)
+
+    def logits(self, plan: Plan) -> Tensor:
+        """Run a plan and return the logits of every row [num_tokens, vocabulary], for tests and checks."""
+        with torch.inference_mode():
+            apply_copies(self.memory, plan.copies)
+            tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
+            batch = build(plan.chunks, tokens, self._rows_to, self.memory.buffer.device)
+            return self._forward(batch, torch.arange(plan.num_tokens, device=self.memory.buffer.device))
+
+    def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""
+        step = TiledStep(self.memory, batch.segments, batch.total, self._layers)
+        output = cast(Any, self._model)(
+            input_ids=batch.ids,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=batch.last_rows if rows is None else rows,
+            **{STEP_ARGUMENT: step},
+        )
+        return cast(Tensor, output.logits)[0]
+
+    def _fill_in(self, chunk: Chunk) -> tuple[int, ...]:
+        """The chunk's ids with what was drawn last in the place of a pending one."""
+        if PENDING_TOKEN not in chunk.tokens:
+            return chunk.tokens
+        last = self._last.get(chunk.request)
+        if last is None:
+            raise InvariantBroken(f"{chunk.request}: a token is pending that was never drawn here")
+        return tuple(last if token == PENDING_TOKEN else token for token in chunk.tokens)
+
+    def _remember(self, request: RequestId, token: int) -> None:
+        self._last[request] = token
+        self._last.move_to_end(request)
+        if len(self._last) > _REMEMBERED:
+            self._last.popitem(last=False)

@@ -1,0 +1,87 @@
+"""What a model's attention layers are, learned by asking them: one tiny forward that writes everything down.
+
+The configuration alone does not tell: names differ between models, dims differ between layers, and a layer that never
+calls attention looks like one that does.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from foreword.base.errors import InvariantBroken, ModelRefused
+from foreword.runner import library
+from foreword.runner.attention.call import Call, Sight
+from foreword.runner.attention.interface import STEP_ARGUMENT
+from foreword.runner.layout import LayerShape
+
+_LISTENING = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """One attention layer."""
+
+    layer: int
+    """The library's index of the layer."""
+    heads: int
+    shape: LayerShape
+    sight: Sight
+    scaling: float
+    softcap: float | None
+    sinks: bool
+
+
+class _Listener:
+    """A step that notes each call and attends over its own rows alone."""
+
+    def __init__(self) -> None:
+        self.facts: list[LayerFacts] = []
+        self.complaints: list[str] = []
+
+    def attend(self, call: Call) -> Tensor:
+        heads, rows, key_dim = call.query.shape
+        kv_heads, _, value_dim = call.value.shape
+        shape = LayerShape(kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim)
+        self.facts.append(
+            LayerFacts(
+                layer=call.layer,
+                heads=heads,
+                shape=shape,
+                sight=call.sight,
+                scaling=call.scaling,
+                softcap=call.softcap,
+                sinks=call.sinks is not None,
+            )
+        )
+        if not call.causal:
+            self.complaints.append(f"layer {call.layer} is not causal")
+        if call.strange:
+            self.complaints.append(f"layer {call.layer} passes {', '.join(call.strange)}, unknown here")
+        if heads % kv_heads or call.key.shape[0] != kv_heads or call.key.shape[2] != key_dim:
+            self.complaints.append(f"layer {call.layer} brings keys and values of a shape unknown here")
+        return call.query.new_zeros(rows, heads, value_dim)
+
+
+def survey(name: str, model: nn.Module) -> tuple[LayerFacts, ...]:
+    """Ask every layer, in the order of their indices. Raises ModelRefused with what speaks against the model."""
+    listener = _Listener()
+    device = next(model.parameters()).device
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
+    positions = torch.arange(2, device=device)[None]
+    try:
+        with torch.inference_mode():
+            cast(Any, model)(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_ARGUMENT: listener})
+    except (InvariantBroken, TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelRefused(f"{name}: its forward does not fit a ragged batch ({error})") from error
+    if listener.complaints:
+        raise ModelRefused(f"{name}: {listener.complaints[0]}")
+    seen = [fact.layer for fact in listener.facts]
+    if len(set(seen)) != len(seen):
+        raise ModelRefused(f"{name}: some layer attends more than once a forward")
+    kinds = library.layer_kinds(library.config_of(model))
+    silent = [i for i, kind in enumerate(kinds) if kind in _LISTENING and i not in seen]
+    if silent or not seen:
+        raise ModelRefused(f"{name}: layers {silent} never reach transformers' AttentionInterface")
+    return tuple(sorted(listener.facts, key=lambda fact: fact.layer))
