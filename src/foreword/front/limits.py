@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from random import SystemRandom
 from typing import cast
 
@@ -75,7 +74,7 @@ def reach_of(ask: Ask, prompt_tokens: int) -> Reach:
     length = _integer("prefix_length", ask.prefix_length, 0, None)
     if length > prompt_tokens:
         raise RequestError(
-            f"prefix_length is {length}; the prompt has {prompt_tokens} tokens, and a prefix cannot be longer",
+            f"prefix_length is {_shown(length)}; the prompt has {prompt_tokens} tokens, and a prefix cannot be longer",
             field="prefix_length",
         )
     return Reach(read_tokens=length, store_tokens=length)
@@ -88,7 +87,7 @@ def _max_tokens(wanted: int | None, prompt_tokens: int, max_context: int) -> int
     wanted = _integer("max_tokens", wanted, 1, None)
     if wanted > room:
         raise RequestError(
-            f"max_tokens is {wanted}; the prompt has {prompt_tokens} tokens and this model's context is {max_context},"
+            f"max_tokens is {_shown(wanted)}; the prompt has {prompt_tokens} tokens and this model's context is {max_context},"
             f" so at most {room} can be generated",
             field="max_tokens",
         )
@@ -127,7 +126,7 @@ def _integer(field: str, value: object, least: int, most: int | None) -> int:
 def _number(field: str, value: object, least: float, most: float) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise RequestError(f"{field} is {_shown(value)}; it must be a number", field=field)
-    if not (isfinite(value) and least <= value <= most):
+    if not least <= value <= most:  # NaN is between nothing
         raise RequestError(f"{field} is {_shown(value)}; it must be between {least:g} and {most:g}", field=field)
     return float(value)
 

@@ -1,0 +1,32 @@
+"""A front over the embedded model's real tokenizer and an engine that plays what a test tells it."""
+
+from pathlib import Path
+
+import pytest
+
+from foreword.base.ids import BlockHash
+from foreword.front.front import Front
+from foreword.front.limits import Limits
+from foreword.text.tokenizer import Tokenizer
+from tests.front.played import PlayedEngine
+from tests.text.embedded import embedded_directory
+
+__all__ = ["embedded_directory"]
+
+EOS = 2
+
+
+@pytest.fixture(scope="session")
+def tokenizer(embedded_directory: Path) -> Tokenizer:
+    return Tokenizer(embedded_directory)
+
+
+@pytest.fixture
+def engine() -> PlayedEngine:
+    return PlayedEngine()
+
+
+@pytest.fixture
+def front(tokenizer: Tokenizer, engine: PlayedEngine) -> Front:
+    limits = Limits(max_context=64, vocab_size=49152, eos_ids=frozenset({EOS}))
+    return Front(engine=engine, tokenizer=tokenizer, root=BlockHash(bytes(32)), block_size=4, limits=limits)

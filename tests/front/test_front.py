@@ -1,0 +1,34 @@
+"""From an ask to a submission: ids, chain, times."""
+
+from foreword.cache.identity import Chain
+from foreword.front.ask import Ask
+from foreword.front.front import Front
+from foreword.text.tokenizer import Tokenizer
+from tests.front.played import PlayedEngine
+
+
+def test_text_is_tokenised_hashed_and_timed(front: Front, engine: PlayedEngine, tokenizer: Tokenizer) -> None:
+    text = "The quick brown fox jumps over the lazy dog."
+    answer = front.submit(Ask(prompt=text))
+    submission = engine.submissions[0]
+    ids = tokenizer.encode(text)
+    assert list(submission.chain.tokens) == ids
+    assert submission.chain.hashes == Chain(submission.chain.root, 4, ids).hashes
+    assert len(submission.chain.hashes) == len(ids) // 4
+    assert (answer.id, answer.prompt_tokens) == (submission.id, len(ids))
+    assert answer.tokenize_s > 0
+    assert submission.lookup_s > 0
+    assert submission.arrival_s <= engine.now()
+
+
+def test_ids_are_taken_as_they_are(front: Front, engine: PlayedEngine) -> None:
+    answer = front.submit(Ask(prompt=(1, 2, 3)))
+    assert list(engine.submissions[0].chain.tokens) == [1, 2, 3]
+    assert answer.tokenize_s == 0
+
+
+def test_a_rendered_chat_is_a_prompt(front: Front, engine: PlayedEngine, tokenizer: Tokenizer) -> None:
+    ids = front.render_chat([{"role": "user", "content": "Hi"}])
+    assert tokenizer.decode(ids).endswith("user\nHi\nassistant\n")
+    front.submit(Ask(prompt=ids))
+    assert tuple(engine.submissions[0].chain.tokens) == ids
