@@ -56,11 +56,20 @@ class Heart(RuleBasedStateMachine):
         tenant=st.sampled_from([0, 0, 0, 1, 2]),
         max_tokens=st.integers(1, 9),
         stop=st.sampled_from([frozenset[int](), frozenset({3})]),
-        reach=st.sampled_from([Reach()] * 4 + [Reach(read_tokens=6, store_tokens=6), Reach(read_tokens=0), Reach(store_tokens=0)]),
+        reach=st.sampled_from(
+            [Reach()] * 4 + [Reach(read_tokens=6, store_tokens=6), Reach(read_tokens=0), Reach(store_tokens=0)]
+        ),
         priority=st.sampled_from([0, 0, 0, 1]),
     )
-    def submit(  # noqa: PLR0913
-        self, head: list[int], tail: list[int], tenant: int, max_tokens: int, stop: frozenset[int], reach: Reach, priority: int
+    def submit(  # noqa: PLR0917  (a rule takes one argument for each thing that is drawn)
+        self,
+        head: list[int],
+        tail: list[int],
+        tenant: int,
+        max_tokens: int,
+        stop: frozenset[int],
+        reach: Reach,
+        priority: int,
     ) -> None:
         if len(self.asked) - len(self.over) >= 7:
             return
@@ -120,7 +129,7 @@ class Heart(RuleBasedStateMachine):
             plan = self.scheduler.plan(0.0)
             if plan is None:
                 break
-            assert plan.num_tokens <= self.scheduler._max_batch_tokens  # pyright: ignore[reportPrivateUsage]
+            assert plan.num_tokens <= self.scheduler._max_batch_tokens
             for chunk in plan.chunks:
                 assert len(chunk.blocks) == -(-chunk.end // BLOCK)
             self.flights.append(plan)
@@ -156,7 +165,7 @@ class Heart(RuleBasedStateMachine):
             if event.sample is not None:
                 self.got[name].append(event.sample.token)
             if event.usage is not None:
-                use, (ask, prompt, world) = event.usage, self.asked[name]
+                use, (ask, prompt, _) = event.usage, self.asked[name]
                 assert use.cached_tokens + use.computed_tokens == use.prompt_tokens == len(prompt)
                 assert 0 <= use.cached_tokens < len(prompt)
                 assert self.cached_said.setdefault(name, use.cached_tokens) == use.cached_tokens
@@ -176,7 +185,7 @@ class Heart(RuleBasedStateMachine):
             assert self.got[name] == truth[: len(self.got[name])], "another answer than without a cache"
             if self.over.get(name) in ("stop", "length"):
                 assert self.got[name] == truth
-        for name, block in self.cache._index:  # pyright: ignore[reportPrivateUsage]
+        for name, block in self.cache._index:
             if name in self.known:
                 assert self.runner.memory[block] == self.known[name], "a findable block holds something else"
 
@@ -200,7 +209,10 @@ class DeepHeart(Heart):
 
 
 _settings = settings(
-    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=120,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 Heart.TestCase.settings = _settings
 DeepHeart.TestCase.settings = _settings

@@ -102,9 +102,9 @@ class Config:
         least = self.schedule.max_running + self.cache.block_size
         if self.schedule.max_batch_tokens < least:
             raise ConfigError(
-                f"max_batch_tokens is {self.schedule.max_batch_tokens}; with max_running {self.schedule.max_running} and"
-                f" block_size {self.cache.block_size} it must be at least {least}, so that every running request gets a token"
-                " and one prefill a block"
+                f"max_batch_tokens is {self.schedule.max_batch_tokens}; with max_running {self.schedule.max_running}"
+                f" and block_size {self.cache.block_size} it must be at least {least}, so that every running"
+                " request gets a token and one prefill a block"
             )
 
 

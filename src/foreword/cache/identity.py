@@ -20,7 +20,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from foreword.base.ids import BlockHash
 
@@ -81,11 +81,13 @@ class Chain:
         if sys.byteorder == "big":
             words.byteswap()
         raw, step, count = words.tobytes(), 4 * size, _u32(size)
-        hashes, extras, parent = self.hashes, self._extras, self.parent(done)
+        extras, fresh = self._extras, list[bytes]()
+        before: bytes = self.parent(done)
         for i in range(todo):
             tail = _extras_field(extras[done + i]) if extras and done + i in extras else _NO_EXTRAS
-            parent = BlockHash(sha256(parent + count + raw[i * step : i * step + step] + tail).digest())
-            hashes.append(parent)
+            before = sha256(before + count + raw[i * step : i * step + step] + tail).digest()
+            fresh.append(before)
+        self.hashes += cast(list[BlockHash], fresh)
 
 
 def _extras_field(extras: tuple[bytes, ...]) -> bytes:

@@ -1,11 +1,11 @@
-"""PrefixIndex: the tree of published blocks, keyed by chain hash.
+r"""PrefixIndex: the tree of published blocks, keyed by chain hash.
 
                    root
-                  /    \\
+                  /    \
                h0(A)   h0(B)        a node is one full block; its hash names all tokens before it as well,
                 |                   so a path needs no token comparison and presence is closed towards
                h1(A)                the root: if a block is here, so are all blocks before it.
-              /     \\
+              /     \
           h2(A)    h2(A')
 """
 

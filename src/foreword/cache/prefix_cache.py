@@ -1,9 +1,9 @@
 """PrefixCache: identity, pool and index put together; the only way for the scheduler to touch any of them.
 
-    acquire   find the longest match and hold all of it          -> Lease
-    reserve   make room to write the next tokens                 -> copies to do, or None (no room, nothing changed)
-    publish   what a committed step wrote becomes findable
-    release   give all back, tail first
+acquire   find the longest match and hold all of it          -> Lease
+reserve   make room to write the next tokens                 -> copies to do, or None (no room, nothing changed)
+publish   what a committed step wrote becomes findable
+release   give all back, tail first
 """
 
 from collections.abc import Iterable
@@ -81,7 +81,7 @@ class PrefixCache:
         return Lease(blocks, matched * self.block_size, reach, self.generation)
 
     def reserve(self, lease: Lease, start: int, end: int) -> tuple[Copy, ...] | None:
-        """Make positions start..end (exclusive) writable: new blocks, and a private copy where `start` lies in a shared one.
+        """Make positions start..end (exclusive) writable: new blocks, a private copy if `start` lies in a shared one.
 
         None means that the pool has no room even after evicting; nothing is changed then.
         """
@@ -137,7 +137,7 @@ class PrefixCache:
         return Flushed(dropped=before.cached, still_held=before.held)
 
     def check(self, leases: Iterable[Lease]) -> None:
-        """Compare the books with the leases that exist; raises InvariantBroken on the first contradiction. O(blocks)."""
+        """Compare the books with the leases that exist; InvariantBroken on the first contradiction. O(blocks)."""
         holders = [0] * self._pool.num_blocks
         for lease in leases:
             for block in lease.held():

@@ -29,7 +29,7 @@ class Engine:
         before = self.clock.now()
         try:
             result = self.runner.execute(plan)
-        except Exception as error:  # whatever the model raises, only this step is lost
+        except Exception as error:  # noqa: BLE001  whatever the model raises, only this step is lost
             return self._abort(plan, error)
         after = self.clock.now()
         outcome = self.scheduler.commit(plan, result, after)

@@ -1,7 +1,7 @@
 """The sockets of the loop: what must be plugged in to make the heart run somewhere.
 
-    serve       a Hugging Face model          monotonic clock             metrics
-    unit test   `testing.fakes.FakeRunner`    `testing.fakes.ManualClock` nobody
+serve       a Hugging Face model          monotonic clock             metrics
+unit test   `testing.fakes.FakeRunner`    `testing.fakes.ManualClock` nobody
 """
 
 import time

@@ -1,8 +1,8 @@
 """Worker: the engine's thread, its bounded inbox and the streams out of it.
 
-    any thread:     submit, cancel, flush ──▶ inbox ──▶ ┌ engine thread ────────────────┐
-    consumer:       Stream ◀── events ◀──────────────── │ take inbox, step, hand out    │
-                                                        └───────────────────────────────┘
+any thread:     submit, cancel, flush ──▶ inbox ──▶ ┌ engine thread ────────────────┐
+consumer:       Stream ◀── events ◀──────────────── │ take inbox, step, hand out    │
+                                                    └───────────────────────────────┘
 """
 
 import logging
@@ -73,7 +73,9 @@ class Worker:
             if self._stopping or not self.alive:
                 raise CapacityError("the server is stopping; try another one", retry_after_s=10.0)
             if len(self._streams) >= self._max_live:
-                raise CapacityError(f"{len(self._streams)} requests are queued or running, the limit is {self._max_live}; try again later")
+                raise CapacityError(
+                    f"{len(self._streams)} requests are queued or running, the limit is {self._max_live}; try later"
+                )
             self._streams[submission.id] = stream
             self._inbox.put(lambda: self._engine.scheduler.add(submission))
         return stream
@@ -83,7 +85,7 @@ class Worker:
         self._inbox.put(lambda: self._cancel(request))
 
     def flush(self) -> Flushed:
-        """Forget everything cached; after it returns no new request hits older entries. Waits for the step under way."""
+        """Forget everything cached; once it returns no new request hits older entries. Waits for the running step."""
         return self._call(self._engine.scheduler.flush)
 
     def check(self) -> None:
@@ -113,7 +115,7 @@ class Worker:
                     self._hand_out(outcome.events)
                 elif self._engine.scheduler.busy:
                     raise InvariantBroken("requests are left and no step can be planned")
-        except BaseException as death:
+        except BaseException as death:  # noqa: BLE001  nobody above us would hear it
             self._death = death
             _log.critical("the engine thread died", exc_info=death)
         finally:
@@ -157,7 +159,7 @@ class Worker:
         def command() -> None:
             try:
                 done.set_result(work())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  it goes to the caller
                 done.set_exception(error)
 
         with self._lock:

@@ -193,7 +193,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _victim(self, request: Request, draft: _Draft) -> tuple[Request | None, bool]:
-        """The latest in turn behind `request` that no plan uses; and whether a plan in flight is all that spares some."""
+        """The latest in turn behind `request` that no plan uses; and whether only plans in flight spare others."""
         blocked = False
         for other in self._running.last_first():
             if other is request:
@@ -421,4 +421,3 @@ def _leased(request: Request) -> Lease:
     if request.lease is None:
         raise InvariantBroken(f"request {request.id} is planned without a lease")
     return request.lease
-

@@ -42,7 +42,9 @@ def cells(tokens: Sequence[int], world: bytes = b"") -> list[bytes]:
     return row
 
 
-def answer(prompt: Sequence[int], num_tokens: int, stop_ids: frozenset[int] = frozenset(), world: bytes = b"") -> list[int]:
+def answer(
+    prompt: Sequence[int], num_tokens: int, stop_ids: frozenset[int] = frozenset(), world: bytes = b""
+) -> list[int]:
     """The tokens that a correct server gives, computed alone and without a cache."""
     row, out = cells(prompt, world), list[int]()
     while len(out) < num_tokens and not (out and out[-1] in stop_ids):
@@ -59,7 +61,7 @@ class FakeRunner:
         self.memory: list[list[bytes | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.worlds: dict[RequestId, bytes] = {}
         """What else shapes a request's KV (its tenant, adapter, ...); b"" unless set."""
-        self.fails: Callable[[Plan], bool] = lambda plan: False
+        self.fails: Callable[[Plan], bool] = lambda _: False
         self.tokens_computed = 0
         self._last: dict[RequestId, int] = {}
 

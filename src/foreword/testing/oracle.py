@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class NaiveCache:
-    """Remembers prefixes as tuples and never evicts. What a real cache finds is never longer than what this one knows."""
+    """Remembers prefixes as tuples, never evicts. A real cache never finds more than this one knows."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size

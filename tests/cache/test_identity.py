@@ -1,0 +1,124 @@
+"""Block identity: golden vectors, canonical bytes, what must and must not change a hash."""
+
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreword.cache.identity import Chain, root
+
+MODEL = {"weights": "abc", "dtype": "bfloat16"}
+
+
+def test_golden_vectors() -> None:
+    """Format 1 never changes; a new format gets a new name in the root."""
+    base = root(MODEL, 4)
+    assert base.hex() == "49262d209b98edb86cebe0c124b53c5bc637f7bc244d8d117cb457dbac1cd718"
+    plain = Chain(base, 4, [256, 257, 10, 11, 12, 13, 14, 15, 16])
+    assert [h.hex() for h in plain.hashes] == [
+        "4e41547bd53aa1c0f18f4dd87ca6d9f23695765468c3bb5606f01e04cbdece0f",
+        "a3582ac1c34de6013d9613274db2371532a7e702ff17a03fb635c6ac46210ab7",
+    ]
+    salted = Chain(base, 4, [256, 257, 10, 11], {0: (b"salt", b"")})
+    assert salted.hashes[0].hex() == "f7a69d4d55af9bb5a2ac687bfc6f5c018a794eb11eedfb6b5aba130e793a53db"
+
+
+def test_the_canonical_bytes_are_those_of_the_docstring() -> None:
+    """Written a second time from the docstring alone, with struct."""
+
+    def text(raw: bytes) -> bytes:
+        return struct.pack("<I", len(raw)) + raw
+
+    sure = text(b"foreword kv 1") + struct.pack("<II", 4, 2)
+    sure += text(b"dtype") + text(b"bfloat16") + text(b"weights") + text(b"abc")
+    base = hashlib.sha256(sure).digest()
+    assert root(MODEL, 4) == base
+    first = hashlib.sha256(base + struct.pack("<I4I", 4, 1, 2, 3, 4) + struct.pack("<I", 0)).digest()
+    extras = struct.pack("<I", 2) + text(b"image") + text(b"tenant")
+    second = hashlib.sha256(first + struct.pack("<I4I", 4, 5, 6, 7, 8) + extras).digest()
+    assert Chain(root(MODEL, 4), 4, [1, 2, 3, 4, 5, 6, 7, 8, 9], {1: (b"image", b"tenant")}).hashes == [first, second]
+
+
+def test_equal_under_another_hash_seed() -> None:
+    code = (
+        "from foreword.cache.identity import *; print(Chain(root({'b': '1', 'a': '2'}, 2), 2, [7, 8]).hashes[0].hex())"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "4711")
+    }
+    assert len(seen) == 1
+    assert len(seen.pop().strip()) == 64
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9), st.data())
+def test_appending_equals_building_at_once(tokens: list[int], block: int, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(tokens)))
+    grown = Chain(root(MODEL, block), block, tokens[:cut])
+    for token in tokens[cut:]:
+        grown.append(token)
+    whole = Chain(root(MODEL, block), block, tokens)
+    assert grown.hashes == whole.hashes
+    assert len(whole.hashes) == len(tokens) // block
+
+
+@given(st.lists(st.integers(0, 300), min_size=8, max_size=8), st.integers(0, 7), st.integers(0, 300))
+def test_any_changed_token_changes_its_block_and_all_later_ones(tokens: list[int], at: int, other: int) -> None:
+    changed = [*tokens[:at], other, *tokens[at + 1 :]]
+    one, two = Chain(root(MODEL, 4), 4, tokens), Chain(root(MODEL, 4), 4, changed)
+    for block in range(2):
+        assert (one.hashes[block] == two.hashes[block]) == (tokens[: 4 * block + 4] == changed[: 4 * block + 4])
+
+
+def test_weak_hash_collisions_do_not_happen_here() -> None:
+    """Pairs that polynomial, order-blind and border-blind hashes confuse."""
+    base = root(MODEL, 4)
+    names = set[bytes]()
+    prompts = (
+        [1, 2, 3, 4],
+        [2, 1, 3, 4],
+        [1, 2, 4, 3],
+        [1 + 31, 2 - 1, 3, 4],
+        [4, 3, 2, 1],
+        [1, 1, 4, 4],
+        [0, 0, 0, 0],
+        [0x01020304] * 4,
+    )
+    for tokens in prompts:
+        names.add(Chain(base, 4, tokens).hashes[0])
+    names.add(Chain(base, 4, [1, 2, 3, 4], {0: (b"",)}).hashes[0])
+    names.add(Chain(base, 4, [1, 2, 3, 4], {0: (b"a", b"b")}).hashes[0])
+    names.add(Chain(base, 4, [1, 2, 3, 4], {0: (b"ab",)}).hashes[0])
+    names.add(Chain(root(MODEL, 2), 2, [1, 2]).hashes[0])
+    names.add(Chain(root(MODEL, 2), 2, [1, 2, 3, 4]).hashes[1])
+    assert len(names) == len(prompts) + 5
+
+
+def test_every_ingredient_and_the_block_size_change_the_root() -> None:
+    roots = [
+        root(MODEL, 4),
+        root(MODEL, 5),
+        root(MODEL | {"dtype": "float32"}, 4),
+        root(MODEL | {"more": ""}, 4),
+        root({}, 4),
+    ]
+    roots.append(root({"weight": "sabc", "dtype": "bfloat16"}, 4))
+    assert len(set(roots)) == len(roots)
+    assert root(dict(reversed(MODEL.items())), 4) == root(MODEL, 4)
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_ids_that_are_no_u32_are_refused(token: int) -> None:
+    with pytest.raises(OverflowError):
+        Chain(root(MODEL, 4), 4, [token])
