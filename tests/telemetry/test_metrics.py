@@ -6,8 +6,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foreword.base.ids import RequestId
+from foreword.cache.blocks import PoolState
+from foreword.engine.state import EngineState
 from foreword.schedule.plan import Outcome, Sample, StepStats, TokenEvent, Usage
-from foreword.telemetry import EngineState, Metrics, hit_class
+from foreword.telemetry import Metrics, hit_class
 from foreword.telemetry.histogram import Histogram
 
 
@@ -26,7 +28,10 @@ def usage(cached: int, computed: int, reason: str = "never_seen", first_token_s:
     )
 
 
-def read(metrics: Metrics, state: EngineState | None = None) -> dict[str, float]:
+IDLE = EngineState(True, 0, 0, PoolState(4, 4, 0, 0))
+
+
+def read(metrics: Metrics, state: EngineState = IDLE) -> dict[str, float]:
     """The page as `name{label=value}` -> number."""
     rows: dict[str, float] = {}
     for family in text_string_to_metric_families(metrics.render(state).decode()):
@@ -116,9 +121,7 @@ def test_hit_class(cached: int, reason: str, expected: str) -> None:
 
 
 def test_gauges_come_from_the_state() -> None:
-    state = EngineState(waiting=3, running=2, blocks_free=5, blocks_cached=7, blocks_held=4)
-    rows = read(Metrics(), state)
-    assert state.blocks_total == 16
+    rows = read(Metrics(), EngineState(True, 3, 2, PoolState(total=16, free=5, cached=7, held=4)))
     assert rows["foreword_requests_waiting"] == 3
     assert rows["foreword_requests_running"] == 2
     assert [rows[f"foreword_blocks{{state={name}}}"] for name in ("free", "cached", "held")] == [5, 7, 4]
@@ -135,6 +138,15 @@ def test_steps_and_refusals() -> None:
     assert rows["foreword_bookkeeping_seconds_count"] == 2
     assert rows["foreword_bookkeeping_seconds_sum"] == pytest.approx(0.0007)
     assert rows["foreword_requests_refused_total{status=429}"] == 2
+
+
+def test_a_cancel_is_no_step() -> None:
+    metrics = Metrics()
+    metrics.observe(Outcome(-1, (TokenEvent(RequestId("a"), finish="cancelled"),)))
+    metrics.observe(Outcome(0, (), StepStats(num_chunks=2)))
+    rows = read(metrics)
+    assert rows["foreword_steps_total"] == 1
+    assert rows["foreword_requests_finished_total{finish=cancelled}"] == 1
 
 
 def test_two_metrics_share_nothing() -> None:

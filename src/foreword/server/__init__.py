@@ -1,0 +1,11 @@
+"""HTTP in, tokens out: the wire forms, the routes and the socket they listen on.
+
+Everything behind it comes in one explicit `Service`. Knows no tensor and no block; pydantic models live on the wire
+and nowhere else.
+"""
+
+from foreword.server.app import create_app
+from foreword.server.listen import Listener, check_address
+from foreword.server.service import Answer, Front, Service
+
+__all__ = ["Answer", "Front", "Listener", "Service", "check_address", "create_app"]

@@ -3,6 +3,6 @@
 Knows outcomes and states, never the parts that made them. Nothing here decides anything.
 """
 
-from foreword.telemetry.metrics import EngineState, Metrics, hit_class
+from foreword.telemetry.metrics import Metrics, hit_class
 
-__all__ = ["EngineState", "Metrics", "hit_class"]
+__all__ = ["Metrics", "hit_class"]

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from foreword.base.ids import RequestId
 from foreword.base.params import FinishReason
 from foreword.cache.explain import Reason
+from foreword.engine.state import EngineState
 from foreword.schedule.plan import Outcome, TokenEvent, Usage
 from foreword.telemetry.histogram import SECONDS, SHORT_SECONDS, Histogram
 
@@ -28,25 +29,6 @@ HitClass = Literal["miss", "partial", "full"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of what `Metrics.render` returns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineState:
-    """The engine at one moment, for gauges and for `GET /v1/cache`."""
-
-    waiting: int
-    """Requests in the queue."""
-    running: int
-    """Requests that hold blocks."""
-    blocks_free: int
-    blocks_cached: int
-    """Blocks nobody holds whose content can still be found."""
-    blocks_held: int
-
-    @property
-    def blocks_total(self) -> int:
-        """Size of the pool: free + cached + held."""
-        return self.blocks_free + self.blocks_cached + self.blocks_held
 
 
 def hit_class(usage: Usage) -> HitClass:
@@ -85,7 +67,7 @@ class Metrics:
         """Add one outcome. Called by the engine thread, before the outcome's events are handed out."""
         stats, totals, now = outcome.stats, self._totals, self._clock()
         with self._lock:
-            totals["steps"] += 1
+            totals["steps"] += stats.num_chunks > 0  # a cancel is an outcome without a step
             totals["prompt_tokens_cached"] += stats.prompt_tokens_cached
             totals["prompt_tokens_computed"] += stats.prompt_tokens_computed
             totals["tokens_recomputed"] += stats.tokens_recomputed
@@ -106,23 +88,20 @@ class Metrics:
         with self._lock:
             self._refused[status] = self._refused.get(status, 0) + 1
 
-    def render(self, state: EngineState | None) -> bytes:
-        """The page for Prometheus; without `state` the gauges are left out."""
+    def render(self, state: EngineState) -> bytes:
+        """The page for Prometheus, with the gauges read from `state`."""
         with self._lock:
-            families = [*self._counters(), *self._histograms()]
-        if state is not None:
-            families += _gauges(state)
+            families = [*self._counters(), *self._histograms(), *_gauges(state)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(families))
         return generate_latest(registry)
 
     def _count_event(self, event: TokenEvent, now: float) -> None:
         track = self._tracks.get(event.request)
-        if track is None and event.usage is not None:
+        if track is None and event.usage is not None and event.sample is not None:
+            track = self._tracks[event.request] = _Track(hit_class(event.usage), now)
             self._lookups[event.usage.reason] += 1
-            if event.sample is not None:
-                track = self._tracks[event.request] = _Track(hit_class(event.usage), now)
-                self._ttft[track.hit].add(event.usage.first_token_s)
+            self._ttft[track.hit].add(event.usage.first_token_s)
         elif track is not None and event.sample is not None:
             self._itl[track.hit].add(now - track.last_token_s)
             track.last_token_s = now
@@ -136,7 +115,8 @@ class Metrics:
         finished = CounterMetricFamily("foreword_requests_finished", "Requests that ended, by why.", labels=["finish"])
         for finish, count in self._finished.items():
             finished.add_metric([finish], count)
-        lookups = CounterMetricFamily("foreword_lookups", "Cache lookups, by why the match stopped.", labels=["reason"])
+        text = "Requests that got a first token, by why their match stopped."
+        lookups = CounterMetricFamily("foreword_lookups", text, labels=["reason"])
         for reason, count in self._lookups.items():
             lookups.add_metric([reason], count)
         refused = CounterMetricFamily(
@@ -177,9 +157,9 @@ def _gauges(state: EngineState) -> Iterator[Metric]:
     yield GaugeMetricFamily("foreword_requests_waiting", "Requests in the queue.", value=state.waiting)
     yield GaugeMetricFamily("foreword_requests_running", "Requests that hold blocks.", value=state.running)
     blocks = GaugeMetricFamily("foreword_blocks", "Blocks of the device pool, by state.", labels=["state"])
-    blocks.add_metric(["free"], state.blocks_free)
-    blocks.add_metric(["cached"], state.blocks_cached)
-    blocks.add_metric(["held"], state.blocks_held)
+    blocks.add_metric(["free"], state.pool.free)
+    blocks.add_metric(["cached"], state.pool.cached)
+    blocks.add_metric(["held"], state.pool.held)
     yield blocks
 
 

@@ -1,0 +1,101 @@
+"""The app: routes, error forms and the API's description, around one explicit `Service`."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from foreword.base.errors import ForewordError
+from foreword.server import chat, errors, state
+from foreword.server.delivery import ClientGone
+from foreword.server.intake import BodyLimit
+from foreword.server.openai import chat_completions, completions, models
+from foreword.server.openai.requests import ChatRequest, CompletionRequest
+from foreword.server.openai.responses import ChatCompletion, Completion
+from foreword.server.service import Service
+from foreword.server.wire import ErrorReply, Wire
+
+_REFERENCE = "#/components/schemas/{model}"
+_BODIES: tuple[type[Wire], ...] = (ChatRequest, CompletionRequest, chat.PlainRequest)
+
+
+def create_app(service: Service) -> FastAPI:
+    """An ASGI app that serves one model."""
+    app = FastAPI(
+        title="Foreword",
+        summary="Hugging Face models behind an OpenAI-compatible API; no prompt prefix is computed twice.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.state.started = int(time.time())
+    app.add_middleware(BodyLimit, max_body_bytes=service.config.server.max_body_bytes, service=service)
+    _add_error_forms(app)
+    _add_generation(app, "/v1/chat/completions", chat_completions.create_chat_completion, ChatRequest, ChatCompletion)
+    _add_generation(app, "/v1/completions", completions.create_completion, CompletionRequest, Completion)
+    _add_generation(app, "/chat", chat.create_chat, chat.PlainRequest, chat.PlainReply)
+    app.add_api_route("/v1/models", models.list_models)
+    app.add_api_route("/v1/models/{model:path}", models.retrieve_model, responses=_errors(404))
+    app.add_api_route("/v1/cache", state.get_cache)
+    app.add_api_route("/health", state.get_health, responses=_answers(state.Health, 200, 503))
+    app.add_api_route("/ready", state.get_ready, responses=_answers(state.Health, 200, 503))
+    app.add_api_route("/metrics", state.get_metrics, responses={200: {"content": {"text/plain": {}}}})
+    app.openapi = _described(app)
+    return app
+
+
+def _add_error_forms(app: FastAPI) -> None:
+    app.add_exception_handler(errors.Refused, errors.answer_refused)
+    app.add_exception_handler(ForewordError, errors.answer_foreword)
+    app.add_exception_handler(HTTPException, errors.answer_http)
+    app.add_exception_handler(Exception, errors.answer_unexpected)
+    app.add_exception_handler(ClientGone, _answer_nobody)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    del request, error
+    return Response(status_code=499)  # nobody reads it; access logs show it
+
+
+def _add_generation(
+    app: FastAPI, path: str, endpoint: Callable[..., Any], body: type[Wire], reply: type[BaseModel]
+) -> None:
+    """A route that reads its body itself (see `intake`), described by hand."""
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=body.__name__)}}}
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        responses={**_answers(reply, 200), **_errors(400, 404, 413, 422, 429, 500, 503)},
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
+
+
+def _answers(reply: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": reply} for status in statuses}
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return _answers(ErrorReply, *statuses)
+
+
+def _described(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """OpenAPI's description with the bodies that FastAPI does not see, since routes read them themselves."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version="1", summary=app.summary, routes=app.routes)
+            _, bodies = models_json_schema([(body, "validation") for body in _BODIES], ref_template=_REFERENCE)
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return describe

@@ -1,0 +1,70 @@
+"""`POST /chat`: the plain form. A prompt in, its answer and what the cache did for it out."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from foreword.base.errors import RequestError
+from foreword.front.ask import Ask
+from foreword.server.delivery import gathered, json_reply, opened
+from foreword.server.errors import Refused, refusal_of, with_status
+from foreword.server.intake import read
+from foreword.server.report import report_of
+from foreword.server.service import Answer, service_of
+from foreword.server.wire import CacheReport, NumTokens, PrefixLength, Reply, Temperature, Text, Wire
+
+
+class PlainRequest(Wire):
+    """A prompt, taken raw and tokenised as `/v1/completions` does."""
+
+    prompt: Text
+    prefix_length: PrefixLength | None = None
+    """Reads never pass this many tokens; stored are the full blocks that hold at least one of them."""
+    max_tokens: NumTokens = 64
+    temperature: Temperature = 0.0
+    """0 takes the most likely token."""
+
+
+class PlainReply(Reply):
+    """The answer with its account."""
+
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+    prefix_length: int | None
+    cache: CacheReport
+
+
+async def create_chat(request: Request) -> Response:
+    """Continue a prompt and say what the cache did."""
+    service = service_of(request)
+    form = await read(request, PlainRequest)
+    ask = Ask(
+        prompt=form.prompt,
+        max_tokens=form.max_tokens,
+        temperature=form.temperature,
+        prefix_length=form.prefix_length,
+    )
+
+    def submit(answers: list[Answer]) -> None:
+        answers.append(service.front.submit(ask))
+
+    try:
+        answers = await opened(submit)
+    except RequestError as error:
+        if error.field != "prefix_length":
+            raise
+        raise Refused(with_status(refusal_of(error, alive=True), 422)) from None
+    whole = (await gathered(request.receive, answers))[0]
+    usage = whole.usage
+    reply = PlainReply(
+        text=whole.text,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        computed_tokens=usage.computed_tokens,
+        completion_tokens=usage.completion_tokens,
+        prefix_length=form.prefix_length,
+        cache=report_of(usage, answers[0].tokenize_s),
+    )
+    return json_reply(reply)

@@ -1,0 +1,179 @@
+"""Errors on their way out: every one becomes `{"error": {"message", "type", "param", "code"}}` with its status.
+
+RequestError     400 (or the status that the route knows better)
+└── NotFound     404
+CapacityError    429, or 503 once the engine does not run; with Retry-After
+StepFailed       500
+ValidationError  422 for an unknown field, else 400
+anything else    500, with nothing of its inside
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from foreword.base.errors import CapacityError, ForewordError, NotFound, RequestError, StepFailed
+from foreword.server.wire import ErrorDetail, ErrorReply
+
+MAX_SHOWN = 80
+"""Characters of a wrong value that its error message repeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One error as the caller will see it."""
+
+    status: int
+    message: str
+    code: str
+    field: str | None = None
+    retry_after_s: float | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        kind = "rate_limit_error" if self.status == HTTPStatus.TOO_MANY_REQUESTS else "invalid_request_error"
+        detail = ErrorDetail(
+            message=self.message,
+            type="server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else kind,
+            param=self.field,
+            code=self.code,
+        )
+        return ErrorReply(error=detail).model_dump()
+
+    def response(self) -> JSONResponse:
+        """The HTTP response."""
+        headers: dict[str, str] = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        return JSONResponse(self.body(), self.status, headers)
+
+
+class Refused(Exception):
+    """Carries a refusal from deep inside a route to its edge."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def refusal_of(error: ForewordError, *, alive: bool) -> Refusal:
+    """How one of our errors looks from outside."""
+    if isinstance(error, NotFound):
+        return Refusal(status=404, message=error.message, code="not_found", field=error.field)
+    if isinstance(error, RequestError):
+        return Refusal(status=400, message=error.message, code="invalid_value", field=error.field)
+    if isinstance(error, CapacityError):
+        status, code = (429, "queue_full") if alive else (503, "unavailable")
+        return Refusal(status=status, message=str(error), code=code, retry_after_s=error.retry_after_s)
+    if isinstance(error, StepFailed) and not alive:
+        return Refusal(status=503, message=str(error), code="unavailable", retry_after_s=10.0)
+    if isinstance(error, StepFailed):
+        return Refusal(status=500, message=str(error), code="step_failed")
+    return INTERNAL
+
+
+def refusal_of_validation(error: ValidationError) -> Refusal:
+    """The first of pydantic's complaints, with the field's path, its value and what was expected."""
+    first = error.errors(include_url=False)[0]
+    context: dict[str, Any] = first.get("ctx", {})
+    path = [str(part) for part in first["loc"] if not str(part).startswith("(")]
+    kind = first["type"]
+    if kind == "unknown_field":
+        field = ".".join([*path, context["name"]])
+        return Refusal(status=422, message=f"{field}: {first['msg']}", code=kind, field=field)
+    if kind == "field_pair":
+        field = ".".join([*path, context["name"]])
+        return Refusal(status=400, message=f"{field}: {first['msg']}", code="invalid_value", field=field)
+    field = ".".join(path) or None
+    if kind == "missing":
+        return Refusal(status=400, message=f"{field} is missing", code="missing_field", field=field)
+    code = kind if kind == "unsupported_value" else "invalid_value"
+    message = f"{field or 'The body'} is {_shown(first['input'])}: {_lower(first['msg'])}"
+    return Refusal(status=400, message=message, code=code, field=field)
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same error under the name that the field has on this route."""
+    if error.field is None or error.field not in names:
+        return error
+    return type(error)(error.message, field=names[error.field])
+
+
+async def answer_refused(request: Request, error: Exception) -> JSONResponse:
+    """Answer a refusal that a route raised."""
+    if not isinstance(error, Refused):
+        raise TypeError(f"not a refusal: {error!r}")
+    return _count(request, error.refusal)
+
+
+async def answer_foreword(request: Request, error: Exception) -> JSONResponse:
+    """Answer one of our own errors."""
+    if not isinstance(error, ForewordError):
+        raise TypeError(f"not one of ours: {error!r}")
+    return _count(request, refusal_of(error, alive=request.app.state.service.engine.alive))
+
+
+async def answer_http(request: Request, error: Exception) -> JSONResponse:
+    """Answer what the web framework refuses by itself: no such path, no such method."""
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"not an HTTP error: {error!r}")
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_").replace("-", "_")
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    response = _count(request, Refusal(status=error.status_code, message=message, code=code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
+    """Answer a fault of ours; what it was stays in the log."""
+    del error
+    return _count(request, INTERNAL)
+
+
+INTERNAL = Refusal(status=500, message="The server failed on this request; its log says why.", code="internal_error")
+
+
+def too_large(limit: int) -> Refusal:
+    """A body above the limit."""
+    return Refusal(
+        status=413, message=f"The body is larger than {limit} bytes (setting max_body_bytes).", code="body_too_large"
+    )
+
+
+def no_such_model(name: str, models: tuple[str, ...]) -> Refusal:
+    """A model that is not served here."""
+    message = f"The model {_shown(name)} does not exist here; there is: {', '.join(models)}."
+    return Refusal(status=404, message=message, code="model_not_found", field="model")
+
+
+def with_status(refusal: Refusal, status: int) -> Refusal:
+    """The same refusal under another status."""
+    return replace(refusal, status=status)
+
+
+def _count(request: Request, refusal: Refusal) -> JSONResponse:
+    request.app.state.service.metrics.count_refusal(refusal.status)
+    return refusal.response()
+
+
+def _shown(value: object) -> str:
+    """A value short enough for a message; Python refuses to print integers of thousands of digits."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= MAX_SHOWN else value[:MAX_SHOWN] + "...")
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a very large integer"
+    if isinstance(value, (bool, int, float)) or value is None:
+        return json.dumps(value)
+    return {"dict": "an object", "list": "a list"}.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,103 @@
+"""`POST /v1/chat/completions`: a conversation through the model's own chat template."""
+
+from time import perf_counter
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from foreword.front.ask import Piece
+from foreword.server.delivery import gathered, json_reply
+from foreword.server.intake import read
+from foreword.server.openai.generation import (
+    Streaming,
+    Writer,
+    ask_of,
+    check_model,
+    envelope,
+    submitted,
+)
+from foreword.server.openai.logprobs import chat_logprobs
+from foreword.server.openai.requests import ChatRequest
+from foreword.server.openai.responses import AssistantMessage, ChatChoice, ChatCompletion
+from foreword.server.report import report_of, usage_of
+from foreword.server.service import Answer, Front, service_of
+
+_FIRST = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    form = await read(request, ChatRequest)
+    check_model(form, service)
+    template_s: list[float] = []
+
+    def submit(answers: list[Answer]) -> None:
+        template_s.append(_submit(form, service.front, answers))
+
+    answers = await submitted(submit, _names(form))
+    tokenize_s = template_s[0] + answers[0].tokenize_s
+    names = envelope("chatcmpl", service)
+    if form.stream:
+        options = form.stream_options
+        streaming = Streaming(
+            kind="chat.completion.chunk",
+            envelope=names,
+            answers=answers,
+            tokenize_s=tokenize_s,
+            with_usage=bool(options and options.include_usage),
+            with_report=form.cache.report,
+        )
+        return streaming.response(_writer(form), [_FIRST])
+    whole = (await gathered(request.receive, answers))[0]
+    choice = ChatChoice(
+        index=0,
+        message=AssistantMessage(content=whole.text),
+        logprobs=chat_logprobs(whole.tokens) if form.logprobs else None,
+        finish_reason="stop" if whole.finish == "stop" else "length",
+    )
+    reply = ChatCompletion(
+        id=names.id,
+        created=names.created,
+        model=names.model,
+        choices=[choice],
+        usage=usage_of([whole.usage]),
+        cache=report_of(whole.usage, tokenize_s) if form.cache.report else None,
+    )
+    return json_reply(reply, without=() if form.cache.report else ("cache",))
+
+
+def _submit(form: ChatRequest, front: Front, answers: list[Answer]) -> float:
+    """Open the answer; seconds that template and tokenising took."""
+    start = perf_counter()
+    prompt = front.render_chat(form.messages_for_template())
+    template_s = perf_counter() - start
+    max_tokens = form.max_completion_tokens or form.max_tokens
+    logprobs = (form.top_logprobs or 0) if form.logprobs else None
+    answers.append(front.submit(ask_of(form, prompt, max_tokens=max_tokens, logprobs=logprobs)))
+    return template_s
+
+
+def _names(form: ChatRequest) -> dict[str, str]:
+    limit = "max_tokens" if form.max_completion_tokens is None else "max_completion_tokens"
+    return {
+        "prompt": "messages",
+        "max_tokens": limit,
+        "logprobs": "top_logprobs",
+        "prefix_length": "cache.prefix_length",
+    }
+
+
+def _writer(form: ChatRequest) -> Writer:
+    def write(number: int, piece: Piece) -> list[dict[str, Any]]:
+        choices: list[dict[str, Any]] = []
+        if piece.text or piece.tokens:
+            logprobs = chat_logprobs(piece.tokens).model_dump() if form.logprobs else None
+            delta = {"content": piece.text}
+            choices.append({"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        if piece.finish is not None:
+            choices.append({"index": number, "delta": {}, "logprobs": None, "finish_reason": piece.finish})
+        return choices
+
+    return write

@@ -1,0 +1,210 @@
+"""What OpenAI's clients send.
+
+Every field of their form stands here as one of three kinds:
+
+    served       it does what OpenAI's documentation says
+    inert        it changes nothing here and is accepted: `user`, `metadata`, `store`, `service_tier`, ...
+    only(...)    not served yet: the value that changes nothing is accepted, any other is refused by name
+
+Where we differ on purpose: `max_tokens` left out means what is left of the context, on both routes.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from foreword.front.limits import MAX_LOGPROBS, MAX_SEED, MAX_STOPS, MIN_SEED
+from foreword.server.wire import (
+    Absent,
+    CacheWish,
+    No,
+    NoEntries,
+    NoItems,
+    NumTokens,
+    One,
+    Temperature,
+    Text,
+    Wire,
+    Zero,
+    only,
+)
+
+MAX_PROMPTS = 128
+"""Prompts in one completion request at most."""
+
+MAX_STOP_CHARS = 1000
+"""Characters in one stop string at most."""
+
+
+def _text_or_list(value: object) -> str:
+    return "(list)" if isinstance(value, list) else "(text)"
+
+
+def _kind_of_prompt(value: object) -> str:
+    if not isinstance(value, list):
+        return "(text)"
+    first: object = value[0] if value else ""  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(first, list):
+        return "(id lists)"
+    return "(texts)" if isinstance(first, str) else "(ids)"
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Prompt = Annotated[
+    Annotated[Text, Tag("(text)")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("(texts)")]
+    | Annotated[Ids, Tag("(ids)")]
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("(id lists)")],
+    Discriminator(_kind_of_prompt),
+]
+
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[
+    Annotated[StopText, Tag("(text)")]
+    | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True), Tag("(list)")],
+    Discriminator(_text_or_list),
+]
+
+
+class StreamOptions(Wire):
+    """How a stream ends."""
+
+    include_usage: bool | None = None
+    """Send one more chunk with `choices: []` and the usage."""
+    include_obfuscation: No = None
+
+
+class GenerationRequest(Wire):
+    """What both routes share."""
+
+    model: str | None = None
+    """One of `GET /v1/models`; left out, the model that is served."""
+    max_tokens: NumTokens | None = None
+    """Tokens to generate at most; left out, what is left of the context."""
+    temperature: Temperature | None = None
+    """0 takes the most likely token; left out, 1 as with OpenAI."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    """Draw among this many most likely tokens; 0 means all."""
+    seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
+    stop: Stop | None = None
+    ignore_eos: bool | None = None
+    """Go on after an end-of-sequence token, up to `max_tokens`."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache: CacheWish = CacheWish()
+
+    # Inert: who asks and how it is billed changes no answer here.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    n: One = None
+    presence_penalty: Zero = None
+    frequency_penalty: Zero = None
+    logit_bias: NoEntries = None
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "GenerationRequest":
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("field_pair", "it needs stream: true", {"name": "stream_options"})
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt
+    """Text, token ids, or a list of either: one choice for each."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """0: of the chosen tokens; n: of the n best at each place as well."""
+
+    best_of: One = None
+    echo: No = None
+    suffix: Absent = None
+
+
+class TextPart(Wire):
+    """A piece of a message's text."""
+
+    telling: ClassVar[str | None] = "type"
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Wire):
+    """One turn of the conversation; the fields that only an assistant's turn has may come back as we sent them."""
+
+    telling: ClassVar[str | None] = "role"
+
+    role: Literal["system", "developer", "user", "assistant"]
+    """`developer` is OpenAI's newer name for `system` and is treated as such."""
+    content: Annotated[
+        Annotated[str, Tag("(text)")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("(list)")],
+        Discriminator(_text_or_list),
+    ]
+    """Text, or text parts, which are joined by line feeds."""
+
+    name: Absent = None
+    refusal: Absent = None
+    audio: Absent = None
+    function_call: Absent = None
+    tool_calls: NoItems = None
+    annotations: NoItems = None
+
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+
+class PlainFormat(Wire):
+    """The response format that asks for nothing."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: NumTokens | None = None
+    """OpenAI's newer name for `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    tools: NoItems = None
+    functions: NoItems = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, only('"none"')] = None
+    function_call: Annotated[Literal["none", "auto"] | None, only('"none"')] = None
+    parallel_tool_calls: bool | None = None
+    """Inert while there are no tools."""
+    response_format: Annotated[PlainFormat | None, only('{"type": "text"}')] = None
+    modalities: Annotated[Annotated[list[Literal["text"]], Field(max_length=1)] | None, only('["text"]')] = None
+    audio: Absent = None
+    prediction: Absent = None
+    reasoning_effort: Absent = None
+    verbosity: Absent = None
+    web_search_options: Absent = None
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("field_pair", "it needs logprobs: true", {"name": "top_logprobs"})
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            text = "it is another name of max_tokens, and the two differ"
+            raise PydanticCustomError("field_pair", text, {"name": "max_completion_tokens"})
+        return self
+
+    def messages_for_template(self) -> list[dict[str, str]]:
+        """The conversation in the words that chat templates know."""
+        return [
+            {"role": "system" if message.role == "developer" else message.role, "content": message.text()}
+            for message in self.messages
+        ]

@@ -1,0 +1,158 @@
+"""What all JSON objects of the API share: strict reading, fields known but not served yet, the cache's part.
+
+Reading is strict twice over: a field that is not known is refused by name, and a value of another type is refused
+instead of being bent into shape. Nothing that a caller wrote is silently ignored.
+"""
+
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from foreword.front.limits import MAX_TEMPERATURE
+
+MAX_TOKENS = 2**31 - 1
+"""Above any context; a larger number is a mistake."""
+
+
+class Wire(BaseModel):
+    """A JSON object that a caller sends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    telling: ClassVar[str | None] = None
+    """A field whose value says what kind of object this is: when it is of no kind we know, that is the complaint, not
+    the fields that belong to that kind."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, data: Any) -> Any:
+        # One error for the first unknown name, not one for each: a body may hold millions of them.
+        if not isinstance(data, dict):
+            return data
+        given = cast(dict[str, Any], data)
+        known = cls.model_fields
+        for name in given:
+            if name not in known:
+                raise cls._wrong_kind(given) or _unknown(name[:100], list(known))
+        return given
+
+    @classmethod
+    def _wrong_kind(cls, given: dict[str, Any]) -> PydanticCustomError | None:
+        if cls.telling is None or cls.telling not in given:
+            return None
+        served = get_args(cls.model_fields[cls.telling].annotation)
+        value = given[cls.telling]
+        if value in served:
+            return None
+        text = "{value} is not supported; supported: {served}"
+        shown = value[:40] if isinstance(value, str) else type(value).__name__
+        context = {"name": cls.telling, "value": shown, "served": ", ".join(served)}
+        return PydanticCustomError("field_pair", text, context)
+
+
+class Reply(BaseModel):
+    """A JSON object that the server sends."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _unknown(name: str, known: list[str]) -> PydanticCustomError:
+    close = get_close_matches(name, known, n=1, cutoff=0.0)
+    return PydanticCustomError(
+        "unknown_field",
+        "unknown field; did you mean '{closest}'?",
+        {"name": name, "closest": close[0] if close else ""},
+    )
+
+
+def only(neutral: str) -> WrapValidator:
+    """Mark a field that is known but not served yet: it takes the value that changes nothing and refuses the rest."""
+
+    def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            text = "this value is not supported; leave the field out or send {neutral}"
+            raise PydanticCustomError("unsupported_value", text, {"neutral": neutral}) from None
+
+    return WrapValidator(check)
+
+
+Absent = Annotated[None, only("null")]
+One = Annotated[Literal[1] | None, only("1")]
+Yes = Annotated[Literal[True] | None, only("true")]
+No = Annotated[Literal[False] | None, only("false")]
+Zero = Annotated[Annotated[float, Field(ge=0, le=0)] | None, only("0")]
+NoItems = Annotated[Annotated[list[Any], Field(max_length=0)] | None, only("[]")]
+NoEntries = Annotated[Annotated[dict[str, Any], Field(max_length=0)] | None, only("{}")]
+
+Text = Annotated[str, Field(min_length=1)]
+NumTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+PrefixLength = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+
+
+class CacheWish(Wire):
+    """What a request asks of the cache."""
+
+    report: bool = False
+    """Send the `cache` object with the answer."""
+    prefix_length: PrefixLength | None = None
+    """Reads never pass this many prompt tokens; stored are the full blocks that hold at least one of them."""
+    read: Yes = None
+    store: Yes = None
+    ttl: Absent = None
+    priority: Absent = None
+    key: Absent = None
+
+
+class Timings(Reply):
+    """Where the time to the first token went, in seconds."""
+
+    queue_s: float
+    tokenize_s: float
+    lookup_s: float
+    fetch_s: float
+    prefill_s: float
+    first_token_s: float
+
+
+class CacheReport(Reply):
+    """What the cache did for one request."""
+
+    cached_tokens: int
+    computed_tokens: int
+    recomputed_tokens: int
+    reason: str
+    """Why the match ended where it did."""
+    at_token: int
+    """The first token that had to be computed."""
+    tiers: dict[str, int]
+    """Cached tokens by where they came from."""
+    timings: Timings
+
+
+class ErrorDetail(Reply):
+    """One error, in OpenAI's words."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None = None
+    """The request's field at fault, if a single one is."""
+    code: str
+
+
+class ErrorReply(Reply):
+    """What every refusal and failure looks like."""
+
+    error: ErrorDetail
