@@ -1,7 +1,7 @@
 """Where the source is, and its modules as syntax trees."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,3 +36,8 @@ def dotted(path: Path) -> str:
 def place(path: Path, line: int) -> str:
     """How a complaint names a line."""
     return f"{path.relative_to(ROOT)}:{line}"
+
+
+def listed(complaints: Iterable[str]) -> str:
+    """Complaints one a line; "" when there are none, so that `assert not listed(...)` shows all of them."""
+    return "\n".join(complaints)

@@ -20,6 +20,6 @@ def test_the_api_page_names_every_field(form: type[BaseModel]) -> None:
 def test_the_api_page_names_every_route() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     app = (PACKAGE / "server" / "app.py").read_text(encoding="utf-8")
-    paths = set(re.findall(r'app, "(/[a-z/]+)"|add_api_route\("([^"]+)"', app))
+    paths = set(re.findall(r'app, "(/[a-z0-9/_]+)"|add_api_route\("([^"]+)"', app))
     assert len(paths) >= 8
     assert [path for pair in paths for path in pair if path and path.replace(":path", "") not in text] == []
