@@ -113,6 +113,8 @@ class PrefixCache:
             name, block = chain.hashes[i], lease.blocks[i]
             canonical = self._index.find(name)
             if canonical is None:
+                if i and self._index.find(chain.parent(i)) is None:
+                    raise InvariantBroken(f"block {block} is to be published but nothing that it continues is")
                 self._pool.label(block, name)
                 self._index.publish(name, chain.parent(i), block)
             elif canonical != block:
