@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from foreword.base.ids import BlockHash
+from foreword.front.bounds import Bounds
 from foreword.front.front import Front
-from foreword.front.limits import Limits
+from foreword.schedule.admission import limits
 from foreword.text.tokenizer import Tokenizer
 from tests.front.played import PlayedEngine
 from tests.text.embedded import embedded_directory
@@ -28,5 +29,7 @@ def engine() -> PlayedEngine:
 
 @pytest.fixture
 def front(tokenizer: Tokenizer, engine: PlayedEngine) -> Front:
-    limits = Limits(max_context=64, vocab_size=49152, eos_ids=frozenset({EOS}))
-    return Front(engine=engine, tokenizer=tokenizer, root=BlockHash(bytes(32)), block_size=4, limits=limits)
+    bounds = Bounds(
+        limits=limits(num_blocks=16, block_size=4, max_context=100), vocab_size=49152, end_ids=frozenset({EOS})
+    )
+    return Front(engine=engine, tokenizer=tokenizer, root=BlockHash(bytes(32)), block_size=4, bounds=bounds)

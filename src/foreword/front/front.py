@@ -9,7 +9,7 @@ from foreword.cache.identity import Chain
 from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer, Reading
 from foreword.front.ask import Ask
-from foreword.front.limits import Limits, check_ids, reach_of, sampling_of
+from foreword.front.bounds import Bounds, check_ids, reach_of, sampling_of
 from foreword.schedule.request import Submission
 from foreword.text.chat import chat_ids
 from foreword.text.tokenizer import Message, Tokenizer
@@ -22,17 +22,17 @@ class Front:
     milliseconds for a hundred thousand tokens.
     """
 
-    __slots__ = ("_block_size", "_engine", "_root", "limits", "tokenizer")
+    __slots__ = ("_block_size", "_engine", "_root", "bounds", "tokenizer")
 
     def __init__(
-        self, *, engine: EngineClient, tokenizer: Tokenizer, root: BlockHash, block_size: int, limits: Limits
+        self, *, engine: EngineClient, tokenizer: Tokenizer, root: BlockHash, block_size: int, bounds: Bounds
     ) -> None:
         """`root` is `cache.identity.root` of the served model: every chain starts from it."""
         self._engine = engine
         self._root = root
         self._block_size = block_size
         self.tokenizer = tokenizer
-        self.limits = limits
+        self.bounds = bounds
 
     def submit(self, ask: Ask) -> Answer:
         """Check, tokenise, hash and queue one request.
@@ -45,8 +45,8 @@ class Front:
         prompt = self.tokenizer.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
         tokenize_s = perf_counter() - start if is_text else 0.0
         if not is_text:
-            check_ids(prompt, self.limits.vocab_size)
-        sampling = sampling_of(ask, len(prompt), self.limits)
+            check_ids(prompt, self.bounds.vocab_size)
+        sampling = sampling_of(ask, len(prompt), self.bounds)
         reach = reach_of(ask, len(prompt))
         start = perf_counter()
         chain = Chain(self._root, self._block_size, prompt)

@@ -9,22 +9,24 @@ from typing import cast
 from foreword.base.errors import RequestError
 from foreword.base.params import EVERYTHING, Reach, Sampling
 from foreword.front.ask import Ask
+from foreword.schedule.admission import Limits
 
 MAX_TEMPERATURE = 2.0
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
+MAX_TOKENS = 2**31 - 1
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """One served model in numbers."""
+class Bounds:
+    """What the served model and its pool allow."""
 
-    max_context: int
-    """Tokens of prompt and answer together at most."""
+    limits: Limits
+    """How long a request may be."""
     vocab_size: int
     """Ids are 0 <= id < vocab_size: the rows of the model's embedding."""
-    eos_ids: frozenset[int] = frozenset()
+    end_ids: frozenset[int] = frozenset()
     """Ids that end an answer, unless the request ignores them."""
 
 
@@ -43,27 +45,24 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def sampling_of(ask: Ask, prompt_tokens: int, limits: Limits) -> Sampling:
+def sampling_of(ask: Ask, prompt_tokens: int, bounds: Bounds) -> Sampling:
     """The request's sampling, checked. Raises RequestError naming the field and its limit."""
-    if prompt_tokens < 1:
-        raise RequestError("prompt is empty; it must have at least one token", field="prompt")
-    if prompt_tokens >= limits.max_context:
-        raise RequestError(
-            f"prompt has {prompt_tokens} tokens; this model's context is {limits.max_context} tokens, at least one"
-            " of them for the answer",
-            field="prompt",
-        )
+    if ask.max_tokens is None:
+        max_tokens = max(1, bounds.limits.max_context - prompt_tokens)
+    else:
+        max_tokens = _integer("max_tokens", ask.max_tokens, 1, MAX_TOKENS)
+    bounds.limits.check(prompt_tokens, max_tokens)
     _check_stop(ask.stop)
     seed = _fresh_seed() if ask.seed is None else _integer("seed", ask.seed, MIN_SEED, MAX_SEED)
     top_k = _integer("top_k", ask.top_k, 0, None)
     return Sampling(
-        max_tokens=_max_tokens(ask.max_tokens, prompt_tokens, limits.max_context),
+        max_tokens=max_tokens,
         temperature=_number("temperature", ask.temperature, 0.0, MAX_TEMPERATURE),
         top_p=_top_p(ask.top_p),
-        top_k=0 if top_k >= limits.vocab_size else top_k,
+        top_k=0 if top_k >= bounds.vocab_size else top_k,
         seed=seed,
         logprobs=None if ask.logprobs is None else _integer("logprobs", ask.logprobs, 0, MAX_LOGPROBS),
-        stop_ids=frozenset() if ask.ignore_eos else limits.eos_ids,
+        stop_ids=frozenset() if ask.ignore_eos else bounds.end_ids,
     )
 
 
@@ -78,20 +77,6 @@ def reach_of(ask: Ask, prompt_tokens: int) -> Reach:
             field="prefix_length",
         )
     return Reach(read_tokens=length, store_tokens=length)
-
-
-def _max_tokens(wanted: int | None, prompt_tokens: int, max_context: int) -> int:
-    room = max_context - prompt_tokens
-    if wanted is None:
-        return room
-    wanted = _integer("max_tokens", wanted, 1, None)
-    if wanted > room:
-        raise RequestError(
-            f"max_tokens is {_shown(wanted)}; the prompt has {prompt_tokens} tokens and this model's context is {max_context},"
-            f" so at most {room} can be generated",
-            field="max_tokens",
-        )
-    return wanted
 
 
 def _top_p(value: object) -> float:
@@ -117,9 +102,10 @@ def _check_stop(stop: object) -> None:
 def _integer(field: str, value: object, least: int, most: int | None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise RequestError(f"{field} is {_shown(value)}; it must be an integer", field=field)
-    if value < least or (most is not None and value > most):
-        limit = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise RequestError(f"{field} is {_shown(value)}; it must be {limit}", field=field)
+    if value < least:
+        raise RequestError(f"{field} is {_shown(value)}; it must be at least {least}", field=field)
+    if most is not None and value > most:
+        raise RequestError(f"{field} is {_shown(value)}; it must be at most {most}", field=field)
     return value
 
 

@@ -8,8 +8,8 @@ import pytest
 from foreword.base.errors import RequestError
 from foreword.base.params import EVERYTHING, Reach
 from foreword.front.ask import Ask
+from foreword.front.bounds import check_ids
 from foreword.front.front import Front
-from foreword.front.limits import check_ids
 from tests.front.played import PlayedEngine
 
 
@@ -18,8 +18,8 @@ from tests.front.played import PlayedEngine
     [
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": ()}, "prompt", "empty"),
-        ({"prompt": "word " * 100}, "prompt", "context is 64"),
-        ({"prompt": (5,) * 64}, "prompt", "64 tokens.*context is 64"),
+        ({"prompt": "word " * 100}, "prompt", "context of 64"),
+        ({"prompt": (5,) * 64}, "prompt", "64 tokens.*context of 64"),
         ({"prompt": (5, 49152)}, "prompt", "49152 at position 1.*49151"),
         ({"prompt": (5, -1)}, "prompt", "-1 at position 1"),
         ({"prompt": (5, 2**70)}, "prompt", "position 1"),
@@ -46,12 +46,12 @@ from tests.front.played import PlayedEngine
         ({"stop": ("a", "")}, "stop", "empty"),
         ({"stop": "END"}, "stop", "list of strings"),
         ({"stop": (3,)}, "stop", "string"),
-        ({"logprobs": -1}, "logprobs", "between 0 and 20"),
-        ({"logprobs": 21}, "logprobs", "between 0 and 20"),
+        ({"logprobs": -1}, "logprobs", "at least 0"),
+        ({"logprobs": 21}, "logprobs", "at most 20"),
         ({"prefix_length": -1}, "prefix_length", "at least 0"),
         ({"prefix_length": 2}, "prefix_length", "prompt has 1 tokens"),
-        ({"seed": 2**63}, "seed", "between"),
-        ({"seed": -(2**63) - 1}, "seed", "between"),
+        ({"seed": 2**63}, "seed", "at most"),
+        ({"seed": -(2**63) - 1}, "seed", "at least"),
     ],
 )
 def test_refused(front: Front, engine: PlayedEngine, wish: dict[str, Any], field: str, message: str) -> None:

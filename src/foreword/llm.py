@@ -1,0 +1,227 @@
+"""The library face: `LLM(model).generate(prompts)` and `.chat(messages)`, in your own process, with the same cache.
+
+Importing this loads no torch; making an `LLM` does.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, Unpack, cast, get_args, get_origin, get_type_hints
+
+from foreword.assemble import Assembly, assemble
+from foreword.base.config import CacheConfig, Config, ModelConfig, ScheduleConfig, ServerConfig
+from foreword.base.errors import CapacityError, ConfigError, InvariantBroken, RequestError, StepFailed
+from foreword.base.params import FinishReason
+from foreword.cache.explain import Reason
+from foreword.front.answer import Answer
+from foreword.front.ask import Ask, Piece, TokenText
+
+_SECTIONS = (ModelConfig, CacheConfig, ScheduleConfig)
+
+
+class Wishes(TypedDict, total=False):
+    """What a caller may ask for beside the prompt; meanings and limits as in `front.ask.Ask`."""
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    logprobs: int | None
+    ignore_eos: bool
+    stop: str | Sequence[str]
+    prefix_length: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One answer with its account."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Ids that were generated, an ending one included."""
+    finish_reason: FinishReason
+    """Why it ended: "stop" (an end id or a stop string) or "length"."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens taken from the cache; `cached_tokens + computed_tokens == prompt_tokens`."""
+    computed_tokens: int
+    completion_tokens: int
+    reason: Reason
+    """Why the cached part ends where it does."""
+    first_token_s: float
+    """Seconds from submission to the first token."""
+    logprobs: tuple[TokenText, ...] | None = None
+    """One entry for each generated token, when log-probabilities were asked for."""
+
+
+class LLM:
+    """A model and its prefix cache in this process.
+
+    >>> with LLM() as llm:  # the embedded SmolLM2-135M-Instruct
+    ...     one, two = llm.generate([head + "first question", head + "second question"], max_tokens=32)
+    ...     two.cached_tokens
+
+    Every method may be called from any thread; requests of all threads are computed together.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        """`model` is a local directory or hub id; None is the embedded model.
+
+        `settings` are those of the command line with underscores: `device`, `dtype`, `block_size`, `kv_cache`, `cache`,
+        `max_context`, ... Raises ConfigError for an unknown one (naming the closest) or a wrong value, ModelRefused
+        for a model that cannot be served exactly.
+        """
+        self._assembly = assemble(_config(model, settings))
+        self._stop = weakref.finalize(self, self._assembly.close)
+
+    def generate(
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], **wishes: Unpack[Wishes]
+    ) -> list[Result]:
+        """Answers to prompts, in their order; they run together.
+
+        A prompt is text, tokenised as `/v1/completions` does, or a list of token ids. Wishes hold for all of them.
+        Raises RequestError naming the field and the limit, StepFailed when the model failed on a prompt.
+        """
+        asks = [Ask(prompt=prompt, **_wishes(wishes)) for prompt in _prompts(prompts)]
+        return self._run(asks)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **wishes: Unpack[Wishes]) -> Result:
+        """The assistant's answer to a conversation of `{"role": ..., "content": ...}`, through the model's template.
+
+        Raises as `generate`, and RequestError naming `messages` when they do not fit the template.
+        """
+        ask = Ask(prompt=self._assembly.front.render_chat(messages), **_wishes(wishes))
+        return self._run([ask])[0]
+
+    @property
+    def assembly(self) -> Assembly:
+        """The parts behind this face."""
+        return self._assembly
+
+    def close(self) -> None:
+        """Cancel what runs and stop the engine. Calling it twice is harmless."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, asks: Sequence[Ask]) -> list[Result]:
+        """Submit all, as fast as the queue takes them, and collect in order; on an error nothing is left running."""
+        waiting: deque[Answer] = deque()
+        results: list[Result] = []
+        try:
+            for ask in asks:
+                while (answer := self._submit(ask, patient=bool(waiting))) is None:
+                    results.append(_collect(waiting.popleft()))
+                waiting.append(answer)
+            while waiting:
+                results.append(_collect(waiting.popleft()))
+        finally:
+            for answer in waiting:
+                answer.cancel()
+        return results
+
+    def _submit(self, ask: Ask, *, patient: bool) -> Answer | None:
+        """None when the queue is full and `patient`: the caller has answers of its own to wait for first."""
+        try:
+            return self._assembly.front.submit(ask)
+        except CapacityError:
+            if not patient:
+                raise
+            return None
+
+
+def _collect(answer: Answer) -> Result:
+    pieces = list(answer)
+    last = pieces[-1]
+    if last.finish == "error":
+        raise StepFailed(last.error or "the step failed")
+    if last.finish == "cancelled":
+        raise CapacityError("the engine was closed while this request ran")
+    if last.finish is None or last.usage is None:
+        raise InvariantBroken("an answer ended without its finish reason and usage")
+    usage = last.usage
+    return Result(
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.ids),
+        finish_reason=last.finish,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        computed_tokens=usage.computed_tokens,
+        completion_tokens=usage.completion_tokens,
+        reason=usage.reason,
+        first_token_s=usage.first_token_s,
+        logprobs=_logprobs(pieces),
+    )
+
+
+def _logprobs(pieces: Sequence[Piece]) -> tuple[TokenText, ...] | None:
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return tokens or None
+
+
+def _prompts(prompts: Any) -> list[str | tuple[int, ...]]:
+    """One text or one list of ids is a list of one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [tuple(listed)]
+    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in listed]
+
+
+def _wishes(wishes: Wishes) -> dict[str, Any]:
+    known = Wishes.__annotations__
+    for name in wishes:
+        if name not in known:
+            raise RequestError(f"{name} is unknown{_closest(name, known)}", field=name)
+    asked: dict[str, Any] = dict(wishes)
+    if "stop" in wishes:
+        stop = wishes["stop"]
+        asked["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    return asked
+
+
+def _config(model: str | None, settings: Mapping[str, Any]) -> Config:
+    """Settings by their flat names as sections. Raises ConfigError."""
+    known = {field.name: section for section in _SECTIONS for field in fields(section)}
+    chosen: dict[type, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    chosen[ModelConfig]["model"] = model
+    for name, value in settings.items():
+        if name in {field.name for field in fields(ServerConfig)}:
+            raise ConfigError(f"{name} is a setting of the server; an LLM listens nowhere")
+        if name not in known:
+            raise ConfigError(f"there is no setting {name}{_closest(name, known)}")
+        _check_type(name, value, get_type_hints(known[name])[name])
+        chosen[known[name]][name] = value
+    return Config(
+        model=ModelConfig(**chosen[ModelConfig]),
+        cache=CacheConfig(**chosen[CacheConfig]),
+        schedule=ScheduleConfig(**chosen[ScheduleConfig]),
+    )
+
+
+def _check_type(name: str, value: object, hint: Any) -> None:
+    choices = get_args(hint)
+    if get_origin(hint) is Literal:
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}; choose from {', '.join(map(str, choices))}")
+        return
+    types = cast("tuple[type, ...]", choices or (hint,))
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        wanted = " or ".join(kind.__name__ for kind in types)
+        raise ConfigError(f"{name} is {value!r}; it must be {wanted.replace('NoneType', 'None')}")
+
+
+def _closest(name: str, known: Mapping[str, object]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"
