@@ -56,6 +56,10 @@ class Refusal:
         return JSONResponse(self.body(), self.status, headers)
 
 
+class CutShort(CapacityError):
+    """The server stops and has ended a request that was under way."""
+
+
 class Refused(Exception):
     """Carries a refusal from deep inside a route to its edge."""
 
@@ -71,7 +75,8 @@ def refusal_of(error: ForewordError, *, alive: bool) -> Refusal:
     if isinstance(error, RequestError):
         return Refusal(status=400, message=error.message, code="invalid_value", field=error.field)
     if isinstance(error, CapacityError):
-        status, code = (429, "queue_full") if alive else (503, "unavailable")
+        full = alive and not isinstance(error, CutShort)
+        status, code = (429, "queue_full") if full else (503, "unavailable")
         return Refusal(status=status, message=str(error), code=code, retry_after_s=error.retry_after_s)
     if isinstance(error, StepFailed) and not alive:
         return Refusal(status=503, message=str(error), code="unavailable", retry_after_s=10.0)

@@ -18,10 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from foreword.front.limits import MAX_TEMPERATURE
-
-MAX_TOKENS = 2**31 - 1
-"""Above any context; a larger number is a mistake."""
+from foreword.front.bounds import MAX_TEMPERATURE, MAX_TOKENS
 
 
 class Wire(BaseModel):
@@ -77,19 +74,26 @@ def _unknown(name: str, known: list[str]) -> PydanticCustomError:
 
 def only(neutral: str) -> WrapValidator:
     """Mark a field that is known but not served yet: it takes the value that changes nothing and refuses the rest."""
+    refusal = PydanticCustomError(
+        "unsupported_value",
+        "this value is not supported; leave the field out or send {neutral}",
+        {"neutral": neutral},
+    )
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
         try:
-            return inner(value)
+            read = inner(value)
         except ValidationError:
-            text = "this value is not supported; leave the field out or send {neutral}"
-            raise PydanticCustomError("unsupported_value", text, {"neutral": neutral}) from None
+            raise refusal from None
+        if isinstance(read, bool) and not isinstance(value, bool):
+            raise refusal  # 1 is no true
+        return read
 
     return WrapValidator(check)
 
 
 Absent = Annotated[None, only("null")]
-One = Annotated[Literal[1] | None, only("1")]
+One = Annotated[Annotated[int, Field(ge=1, le=1)] | None, only("1")]
 Yes = Annotated[Literal[True] | None, only("true")]
 No = Annotated[Literal[False] | None, only("false")]
 Zero = Annotated[Annotated[float, Field(ge=0, le=0)] | None, only("0")]

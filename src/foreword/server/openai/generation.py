@@ -13,7 +13,7 @@ from foreword.server.delivery import EventStream, check_end, merged, opened
 from foreword.server.errors import Refused, no_such_model, refusal_of, renamed
 from foreword.server.openai.requests import GenerationRequest
 from foreword.server.report import report_of, usage_of
-from foreword.server.service import Answer, Service
+from foreword.server.service import Answer, Engine, Service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,7 @@ class Streaming:
 
     kind: str
     envelope: Envelope
+    engine: Engine
     answers: Sequence[Answer]
     tokenize_s: float
     with_usage: bool
@@ -84,7 +85,7 @@ class Streaming:
 
     def response(self, write: Writer, first: Sequence[dict[str, Any]] = ()) -> EventStream:
         """The stream; `first` are choices to send before anything is known."""
-        return EventStream(self.answers, self._events(write, first), _failed)
+        return EventStream(self.answers, self._events(write, first), self._failed)
 
     async def _events(self, write: Writer, first: Sequence[dict[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
         empty = {"usage": None} if self.with_usage else {}
@@ -110,6 +111,5 @@ class Streaming:
         """The `cache` object: on the last chunk, whichever that is."""
         return {"cache": report_of(usages[0], self.tokenize_s).model_dump()} if self.with_report else {}
 
-
-def _failed(error: ForewordError) -> dict[str, Any]:
-    return refusal_of(error, alive=False).body()
+    def _failed(self, error: ForewordError) -> dict[str, Any]:
+        return refusal_of(error, alive=self.engine.alive).body()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from foreword.front.limits import MAX_LOGPROBS, MAX_SEED, MAX_STOPS, MIN_SEED
+from foreword.front.bounds import MAX_LOGPROBS, MAX_SEED, MAX_STOPS, MIN_SEED
 from foreword.server.wire import (
     Absent,
     CacheWish,

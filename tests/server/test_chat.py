@@ -1,0 +1,49 @@
+"""POST /chat: the plain form."""
+
+import httpx
+import pytest
+
+from tests.server.fakes import World
+
+
+async def test_answer(client: httpx.AsyncClient, world: World) -> None:
+    for cached in (0, 8):
+        reply = (await client.post("/chat", json={"prompt": "abcdefghij", "prefix_length": 8})).json()
+        report = reply.pop("cache")
+        assert reply == {
+            "text": "hello",
+            "prompt_tokens": 10,
+            "cached_tokens": cached,
+            "computed_tokens": 10 - cached,
+            "completion_tokens": 5,
+            "prefix_length": 8,
+        }
+        assert report["cached_tokens"] == report["at_token"] == report["tiers"]["device"] == cached
+        assert set(report["timings"]) == {
+            "queue_s",
+            "tokenize_s",
+            "lookup_s",
+            "fetch_s",
+            "prefill_s",
+            "first_token_s",
+        }
+    ask = world.front.asks[0]
+    assert (ask.prompt, ask.max_tokens, ask.temperature, ask.prefix_length) == ("abcdefghij", 64, 0.0, 8)
+
+
+async def test_without_prefix_length(client: httpx.AsyncClient) -> None:
+    reply = (await client.post("/chat", json={"prompt": "abc", "max_tokens": 2, "temperature": 0.5})).json()
+    assert reply["prefix_length"] is None
+    assert reply["text"] == "he"
+
+
+async def test_a_prefix_beyond_the_prompt_is_a_422(client: httpx.AsyncClient) -> None:
+    response = await client.post("/chat", json={"prompt": "abc", "prefix_length": 4})
+    assert response.status_code == 422
+    assert response.json()["error"]["param"] == "prefix_length"
+    assert "the prompt has 3 tokens" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": ""}, {"prompt": [1, 2]}, {"prompt": "a", "max_tokens": 0}])
+async def test_bad_bodies(client: httpx.AsyncClient, body: object) -> None:
+    assert (await client.post("/chat", json=body)).status_code == 400

@@ -1,0 +1,47 @@
+"""What the server says about itself."""
+
+import httpx
+
+from tests.server.fakes import World
+
+
+async def test_health(client: httpx.AsyncClient, world: World) -> None:
+    for path in ("/health", "/ready"):
+        world.engine.alive = True
+        response = await client.get(path)
+        assert (response.status_code, response.json()) == (200, {"status": "ok"})
+        world.engine.alive = False
+        response = await client.get(path)
+        assert (response.status_code, response.json()) == (503, {"status": "engine_dead"})
+
+
+async def test_models(client: httpx.AsyncClient) -> None:
+    reply = (await client.get("/v1/models")).json()
+    assert reply["object"] == "list"
+    assert [card["id"] for card in reply["data"]] == ["tiny", "alias/tiny"]
+    assert (await client.get("/v1/models/alias/tiny")).json() == reply["data"][1]
+    assert set(reply["data"][0]) == {"id", "object", "created", "owned_by"}
+
+
+async def test_cache(client: httpx.AsyncClient) -> None:
+    reply = (await client.get("/v1/cache")).json()
+    settings = reply.pop("settings")
+    assert reply == {
+        "object": "cache",
+        "model": "tiny",
+        "enabled": True,
+        "cacheable": True,
+        "block_size": 16,
+        "blocks": {"capacity": 10, "free": 5, "cached": 3, "held": 2},
+        "capacity_tokens": 160,
+        "requests": {"waiting": 1, "running": 2},
+    }
+    assert settings["schedule"]["max_running"] == 64
+    assert settings["effective"] == {"device": "cpu"}
+
+
+async def test_metrics(client: httpx.AsyncClient) -> None:
+    response = await client.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'foreword_blocks{state="held"} 2.0' in response.text
+    assert "foreword_prompt_tokens_cached_total 0.0" in response.text
