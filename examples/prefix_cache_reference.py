@@ -6,6 +6,7 @@ python examples/prefix_cache_reference.py
 from foreword.base.params import EVERYTHING
 from foreword.cache.identity import Chain, root
 from foreword.cache.lease import Lease
+from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import PrefixCache
 
 BLOCK = 4
@@ -20,6 +21,13 @@ class Memory:
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [[0] * BLOCK for _ in range(num_blocks)]
 
+    def copy(self, copies: tuple[Copy, ...] | None) -> None:
+        """Do what the cache ordered."""
+        if copies is None:
+            raise SystemExit("no room")
+        for copy in copies:
+            self.blocks[copy.target][: copy.num_tokens] = self.blocks[copy.source][: copy.num_tokens]
+
     def write(self, lease: Lease, start: int, tokens: list[int]) -> None:
         """Put tokens at positions from `start` on, through the block table."""
         for position, token in enumerate(tokens, start):
@@ -30,7 +38,7 @@ def compute(cache: PrefixCache, memory: Memory, chain: Chain) -> tuple[Lease, in
     """Run one prompt: reuse what is there, write the rest, publish. The lease, and how many tokens were reused."""
     lease = cache.acquire(chain, EVERYTHING)
     reused = lease.matched_tokens
-    assert cache.reserve(lease, reused, len(chain)) is not None
+    memory.copy(cache.reserve(lease, reused, len(chain)))
     memory.write(lease, reused, list(chain.tokens[reused:]))
     cache.publish(lease, chain, len(chain))
     return lease, reused
@@ -47,9 +55,13 @@ def main() -> None:
     print(f"  full blocks {[A[:4], A[4:8]]}, hashes {[h.hex()[:8] for h in a.hashes]}; the tail {A[8:]} is in no block")
     print(f"  reused {reused} tokens, computed {len(A) - reused}")
 
+    full = cache.match(b, EVERYTHING) * BLOCK
     _, reused = compute(cache, memory, b)
     print(f"B = {B}")
-    print(f"  reused {reused} tokens: {B[:reused]}; computed {len(B) - reused}")
+    print(f"  full-block hit of {full} tokens: {B[:full]}")
+    print(
+        f"  with the tail of the match, copied to a private block, {reused}: {B[:reused]}; computed {len(B) - reused}"
+    )
 
     for what, other in (
         ("another adapter", Chain(root(MODEL | {"adapter": "sha256 of its files"}, BLOCK), BLOCK, A)),
@@ -61,10 +73,7 @@ def main() -> None:
 
     shared = held_a.blocks[0]
     writer = cache.acquire(b, EVERYTHING)
-    copies = cache.reserve(writer, 1, 2)
-    assert copies is not None
-    for copy in copies:
-        memory.blocks[copy.target][: copy.num_tokens] = memory.blocks[copy.source][: copy.num_tokens]
+    memory.copy(cache.reserve(writer, 1, 2))
     memory.write(writer, 1, [999])
     print(f"a writer at position 1 of shared block {shared} gets a private copy: {memory.blocks[writer.blocks[0]][:2]}")
     print(f"  the shared block still starts with {memory.blocks[shared][0]}: {memory.blocks[shared]}")

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.params import EVERYTHING, Reach
@@ -38,7 +40,8 @@ def test_the_worked_example() -> None:
     assert len(a.hashes) == 2
     assert held.published == 2
     assert len(held.blocks) == 3  # the third holds the tail 16, under no hash
-    assert cache.acquire(chain(B), EVERYTHING).matched_tokens == 4
+    assert cache.match(chain(B), EVERYTHING) * BLOCK == 4  # full blocks
+    assert cache.acquire(chain(B), EVERYTHING).matched_tokens == 6  # and the tail 12, 13 out of A's second block
     for other in (
         chain(A, model=MODEL | {"adapter": "x"}),
         chain(A, model=MODEL | {"weights": "v"}),
@@ -55,7 +58,7 @@ def test_a_writer_into_a_shared_block_gets_a_private_copy() -> None:
     owner = run(cache, chain(A))
     for i, token in enumerate(A):
         memory[owner.blocks[i // BLOCK]][i % BLOCK] = token
-    writer = cache.acquire(chain(B), EVERYTHING)
+    writer = cache.acquire(chain(B), Reach(read_tokens=4))
     shared = writer.blocks[0]
     copies = cache.reserve(writer, 1, 2)
     assert copies == (Copy(shared, writer.blocks[0], 1),)
@@ -75,18 +78,62 @@ def test_a_writer_into_a_shared_block_gets_a_private_copy() -> None:
 def test_the_example_script_runs() -> None:
     script = Path(__file__).parents[2] / "examples" / "prefix_cache_reference.py"
     out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
-    assert "reused 4 tokens: [256, 257, 10, 11]" in out
+    assert "full-block hit of 4 tokens: [256, 257, 10, 11]" in out
     assert "private copy: [256, 999]" in out
     assert "still starts with 256" in out
 
 
-@pytest.mark.parametrize(("length", "matched"), [(4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (12, 8), (13, 12)])
-def test_a_match_never_covers_the_last_token(length: int, matched: int) -> None:
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 7, 8, 9, 12, 13])
+def test_a_match_covers_all_but_the_last_token(length: int) -> None:
     cache = PrefixCache(16, BLOCK)
     cache.release(run(cache, chain(list(range(20)))))
     lease = cache.acquire(chain(list(range(length))), EVERYTHING)
-    assert lease.matched_tokens == matched
-    assert cache.state().held == matched // BLOCK
+    assert lease.matched_tokens == length - 1
+    assert cache.match(chain(list(range(length))), EVERYTHING) == (length - 1) // BLOCK
+    assert cache.state().held == -(-(length - 1) // BLOCK)
+
+
+def test_the_tail_of_a_match_is_copied_and_never_shared() -> None:
+    cache = PrefixCache(16, BLOCK)
+    cache.release(run(cache, chain([1, 2, 3, 4, 5, 6, 7, 8])))
+    lease = cache.acquire(chain([1, 2, 3, 4, 5, 6, 9, 9, 9]), EVERYTHING)
+    shared = lease.blocks[1]
+    assert lease.matched_tokens == 6
+    assert cache.reserve(lease, 6, 9) == (Copy(shared, lease.blocks[1], 2),)
+    assert shared not in lease.blocks
+    cache.publish(lease, chain([1, 2, 3, 4, 5, 6, 9, 9, 9]), 9)
+    assert cache.match(chain([1, 2, 3, 4, 5, 6, 7, 8, 0]), EVERYTHING) == 2
+    assert cache.match(chain([1, 2, 3, 4, 5, 6, 9, 9, 0]), EVERYTHING) == 2
+    cache.release(lease)
+    cache.check([])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"", b"x"]), st.lists(st.integers(0, 3), min_size=4, max_size=4)), max_size=12),
+    st.sampled_from([b"", b"x"]),
+    st.lists(st.sampled_from([0, 1, 2, 3, 256, 2**31]), min_size=1, max_size=4),
+)
+def test_the_nearest_child_is_the_best_of_all(
+    known: list[tuple[bytes, list[int]]], salt: bytes, tokens: list[int]
+) -> None:
+    cache = PrefixCache(32, BLOCK)
+    for other, content in known:
+        cache.release(run(cache, chain(content, other)))
+    best = 0
+    for other, content in known:
+        common = 0
+        while other == salt and common < len(tokens) and content[common] == tokens[common]:
+            common += 1
+        best = max(best, common)
+    assert cache.acquire(chain([*tokens, 9], salt), EVERYTHING).matched_tokens == best
+
+
+def test_a_tail_is_never_taken_from_another_tenant() -> None:
+    cache = PrefixCache(16, BLOCK)
+    cache.release(run(cache, chain([1, 2, 3, 4], b"red")))
+    assert cache.acquire(chain([1, 2, 3, 9, 9], b"blue"), EVERYTHING).matched_tokens == 0
+    assert cache.acquire(chain([1, 2, 3, 9, 9]), EVERYTHING).matched_tokens == 0
+    assert cache.acquire(chain([1, 2, 3, 9, 9], b"red"), EVERYTHING).matched_tokens == 3
 
 
 def test_tails_are_evicted_first_and_old_ones_before_young() -> None:
@@ -165,7 +212,7 @@ def test_stored_are_the_full_blocks_that_hold_one_of_the_tokens(store: int | Non
     assert cache.match(chain([1] * 17), EVERYTHING) == published
 
 
-@pytest.mark.parametrize(("read", "matched"), [(None, 16), (0, 0), (3, 0), (4, 4), (15, 12), (16, 16)])
+@pytest.mark.parametrize(("read", "matched"), [(None, 16), (0, 0), (3, 3), (4, 4), (15, 15), (16, 16), (99, 16)])
 def test_reads_never_pass_the_limit(read: int | None, matched: int) -> None:
     cache = PrefixCache(8, BLOCK)
     cache.release(run(cache, chain([1] * 17)))
@@ -176,12 +223,15 @@ def test_reasons() -> None:
     cache = PrefixCache(16, BLOCK)
 
     def reason(tokens: list[int], reach: Reach = EVERYTHING) -> str:
-        return cache.reason(chain(tokens), reach, cache.match(chain(tokens), reach))
+        lease = cache.acquire(chain(tokens), reach)
+        cache.release(lease)
+        return cache.reason(chain(tokens), reach, lease.matched_tokens)
 
     assert reason([1] * 9) == "never_seen"
     cache.release(run(cache, chain([1] * 9)))
     assert reason([1] * 9) == "complete"
-    assert reason([1] * 4) == "too_short"
+    assert reason([1] * 4) == "complete"
+    assert reason([1, 2, 2]) == "too_short"
     assert reason([1] * 4 + [2] * 9) == "diverged"
     assert reason([2] * 9) == "diverged"
     assert reason([1] * 17) == "never_seen"

@@ -20,7 +20,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from foreword.base.ids import BlockHash
 
@@ -40,6 +40,23 @@ def root(ingredients: Mapping[str, str], block_size: int) -> BlockHash:
     for name in sorted(ingredients):
         parts += (_text(name.encode()), _text(ingredients[name].encode()))
     return BlockHash(sha256(b"".join(parts)).digest())
+
+
+class Content(NamedTuple):
+    """A block beyond its parent: two blocks with equal parent and content are the same block. Sorts by extras first."""
+
+    extras: tuple[bytes, ...]
+    raw: bytes
+    """The tokens as 32-bit integers in this machine's order; compared and cut, never hashed or stored."""
+
+    def common_tokens(self, other: "Content") -> int:
+        """Leading tokens that both have, 0 if their extras differ: those tokens' KV is the same."""
+        if self.extras != other.extras:
+            return 0
+        length = min(len(self.raw), len(other.raw))
+        if self.raw[:length] == other.raw[:length]:
+            return length // 4
+        return next(i for i in range(0, length, 4) if self.raw[i : i + 4] != other.raw[i : i + 4]) // 4
 
 
 class Chain:
@@ -71,6 +88,11 @@ class Chain:
     def parent(self, block: int) -> BlockHash:
         """The hash that block number `block` continues: the block before it, or the root."""
         return self.hashes[block - 1] if block else self.root
+
+    def content(self, block: int) -> Content:
+        """What block number `block` adds to its parent; the last block may be a part of one."""
+        start = block * self.block_size
+        return Content(self._extras.get(block, ()), self.tokens[start : start + self.block_size].tobytes())
 
     def _hash_full_blocks(self) -> None:
         size, done = self.block_size, len(self.hashes)

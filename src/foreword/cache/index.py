@@ -9,21 +9,26 @@ r"""PrefixIndex: the tree of published blocks, keyed by chain hash.
           h2(A)    h2(A')
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, BlockId
+from foreword.cache.identity import Content
 
 
 class PrefixIndex:
     """Which published block has which hash, and how they hang together."""
 
-    __slots__ = ("_blocks", "_children", "_parents")
+    __slots__ = ("_blocks", "_children", "_contents", "_parents")
 
     def __init__(self) -> None:
         self._blocks: dict[BlockHash, BlockId] = {}
         self._parents: dict[BlockHash, BlockHash] = {}
-        self._children: dict[BlockHash, dict[BlockHash, None]] = {}
+        self._contents: dict[BlockHash, Content] = {}
+        self._children: dict[BlockHash, list[tuple[Content, BlockHash]]] = {}
+        # Children are kept sorted by content: of all contents, one of the two neighbours of a given one in that
+        # order has the longest common beginning with it.
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -54,29 +59,49 @@ class PrefixIndex:
         """The hash that a published block continues; a root for a first block."""
         return self._parents[name]
 
-    def children(self, name: BlockHash) -> Collection[BlockHash]:
+    def children(self, name: BlockHash) -> list[BlockHash]:
         """The published blocks that continue this hash (or root)."""
-        return self._children.get(name, ())
+        return [child for _, child in self._children.get(name, ())]
 
-    def publish(self, name: BlockHash, parent: BlockHash, block: BlockId) -> None:
+    def is_continued(self, name: BlockHash, extras: tuple[bytes, ...]) -> bool:
+        """Whether a published block with these extras continues this hash (or root)."""
+        siblings = self._children.get(name, [])
+        place = bisect_left(siblings, (Content(extras, b""),))
+        return place < len(siblings) and siblings[place][0].extras == extras
+
+    def nearest(self, parent: BlockHash, content: Content) -> tuple[BlockId, int] | None:
+        """Among the children of `parent`, the one that begins most like `content`, and how many tokens they share.
+
+        Extras must be equal and at least one token must be. O(log children).
+        """
+        siblings = self._children.get(parent)
+        if siblings is None:
+            return None
+        place = bisect_left(siblings, (content,))
+        near = siblings[max(0, place - 1) : place + 1]
+        common, name = max((content.common_tokens(other), name) for other, name in near)
+        return (self._blocks[name], common) if common else None
+
+    def publish(self, name: BlockHash, parent: BlockHash, content: Content, block: BlockId) -> None:
         """Make a block findable. Its parent must be a root or published, and the hash must be new."""
         if name in self._blocks:
             raise InvariantBroken(f"hash {name.hex()[:12]} is published twice")
         self._blocks[name] = block
         self._parents[name] = parent
+        self._contents[name] = content
         siblings = self._children.get(parent)
         if siblings is None:
-            self._children[parent] = {name: None}
+            self._children[parent] = [(content, name)]
         else:
-            siblings[name] = None
+            insort(siblings, (content, name))
 
     def drop(self, name: BlockHash) -> BlockId:
         """Forget a leaf."""
         if name in self._children:
             raise InvariantBroken(f"hash {name.hex()[:12]} is to be dropped but published blocks continue it")
-        parent = self._parents.pop(name)
+        parent, content = self._parents.pop(name), self._contents.pop(name)
         siblings = self._children[parent]
-        del siblings[name]
+        del siblings[bisect_left(siblings, (content, name))]
         if not siblings:
             del self._children[parent]
         return self._blocks.pop(name)
@@ -86,5 +111,6 @@ class PrefixIndex:
         blocks = list(self._blocks.values())
         self._blocks.clear()
         self._parents.clear()
+        self._contents.clear()
         self._children.clear()
         return blocks

@@ -7,7 +7,8 @@ from foreword.base.params import Reach
 class Lease:
     """One request's block table and everything else it holds. Made by `PrefixCache.acquire`, changed by it alone.
 
-    Every block of the match is held, not only the deepest: an unheld block is then always free to go.
+    Every block of the match is held, not only the deepest: an unheld block is then always free to go. If the match ends
+    inside a block, that block is in the table as well; it is shared, so the first write into it makes a private copy.
     """
 
     __slots__ = ("blocks", "generation", "matched_tokens", "published", "reach", "shadows", "sources")
@@ -20,7 +21,7 @@ class Lease:
         self.reach = reach
         self.generation = generation
         """Of the cache when the lease was made; after a flush the lease publishes no more."""
-        self.published = len(blocks)
+        self.published = 0
         """Leading blocks of the table that are dealt with: published, or shadowed by the block that is."""
         self.shadows: dict[int, BlockId] = {}
         """Table index -> the published block of the same content, held beside our own private one."""

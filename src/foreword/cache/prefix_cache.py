@@ -58,27 +58,36 @@ class PrefixCache:
         """How many leading full blocks could be reused now; holds nothing. Never covers the last token."""
         if not self.enabled:
             return 0
-        return self._index.match(chain.hashes, self._limit(chain, reach))
+        return self._index.match(chain.hashes, _limit(chain, reach) // self.block_size)
 
-    def reason(self, chain: Chain, reach: Reach, matched: int) -> Reason:
-        """Why the match of `matched` blocks ends where it does."""
-        whole = (len(chain) - 1) // self.block_size
+    def reason(self, chain: Chain, reach: Reach, matched_tokens: int) -> Reason:
+        """Why a match of so many tokens ends where it does."""
         if not self.enabled:
             return "cache_disabled"
-        if matched == self._limit(chain, reach) < whole:
-            return "prefix_length"
-        if whole == 0:
+        if matched_tokens == _limit(chain, reach):
+            return "complete" if matched_tokens == len(chain) - 1 else "prefix_length"
+        if len(chain) <= self.block_size:
             return "too_short"
-        if matched == whole:
-            return "complete"
-        return "diverged" if self._index.children(chain.parent(matched)) else "never_seen"
+        block = matched_tokens // self.block_size
+        if self._index.is_continued(chain.parent(block), chain.content(block).extras):
+            return "diverged"
+        return "never_seen"
 
     def acquire(self, chain: Chain, reach: Reach) -> Lease:
-        """Find the longest match and hold every block of it."""
+        """Find the longest match, to the token, and hold every block of it."""
         matched = self.match(chain, reach)
         blocks = self._index.blocks(chain.hashes[:matched])
+        tokens = matched * self.block_size
+        rest = _limit(chain, reach) - tokens
+        if rest > 0 and self.enabled:
+            near = self._index.nearest(chain.parent(matched), chain.content(matched))
+            if near is not None:
+                blocks.append(near[0])
+                tokens += min(rest, near[1])
         self._pool.hold(blocks)
-        return Lease(blocks, matched * self.block_size, reach, self.generation)
+        lease = Lease(blocks, tokens, reach, self.generation)
+        lease.published = matched
+        return lease
 
     def reserve(self, lease: Lease, start: int, end: int) -> tuple[Copy, ...] | None:
         """Make positions start..end (exclusive) writable: new blocks, a private copy if `start` lies in a shared one.
@@ -116,7 +125,7 @@ class PrefixCache:
                 if i and self._index.find(chain.parent(i)) is None:
                     raise InvariantBroken(f"block {block} is to be published but nothing that it continues is")
                 self._pool.label(block, name)
-                self._index.publish(name, chain.parent(i), block)
+                self._index.publish(name, chain.parent(i), chain.content(i), block)
             elif canonical != block:
                 # Somebody published the same content first. Ours stays private; holding theirs as well keeps
                 # the parent of whatever we publish next from being evicted under it.
@@ -168,12 +177,6 @@ class PrefixCache:
                 raise InvariantBroken(f"block {block} would be evicted before a block that continues it")
             gone.add(name)
 
-    def _limit(self, chain: Chain, reach: Reach) -> int:
-        tokens = len(chain) - 1
-        if reach.read_tokens is not None:
-            tokens = min(tokens, reach.read_tokens)
-        return tokens // self.block_size
-
     def _take(self) -> BlockId:
         block = self._pool.take()
         if block is None:
@@ -191,3 +194,9 @@ class PrefixCache:
         self._index.drop(name)
         self._pool.unlabel(block)
         self.num_evicted += 1
+
+
+def _limit(chain: Chain, reach: Reach) -> int:
+    """Tokens that a match may cover: never the last one, whose logits are wanted."""
+    tokens = len(chain) - 1
+    return tokens if reach.read_tokens is None else min(tokens, reach.read_tokens)

@@ -157,11 +157,11 @@ class Scheduler:
         self._admit(self._suspects[0], draft)
 
     def _plan_running(self, draft: _Draft) -> None:
-        draft.spare -= sum(1 for request in self._running if request.to_compute == 1)
-        for request in self._running:
-            if request not in self._running:
+        line = [(request, request.to_compute) for request in self._running]
+        draft.spare -= sum(1 for _, wanted in line if wanted == 1)
+        for request, wanted in line:
+            if request.lease is None:
                 continue  # taken back for an earlier one
-            wanted = request.to_compute
             if wanted == 0:
                 continue  # its last draw is in flight
             sure = wanted == 1
@@ -170,7 +170,7 @@ class Scheduler:
                 if not request.in_flight:
                     self._park(request)
                 continue
-            lease = _leased(request)
+            lease = request.lease
             copies = self._reserve(request, lease, request.planned + tokens, draft)
             if copies is None:
                 if request in self._running:
@@ -216,17 +216,13 @@ class Scheduler:
         """Start a waiting request if it can; False if those behind it must wait as well."""
         cache, reach = self.cache, request.submission.reach
         matched = cache.match(request.chain, reach)
-        start = matched * cache.block_size
-        if self._claimed(request, start):
+        if self._claimed(request, matched * cache.block_size):
             return True
-        wanted = len(request.chain) - start
-        tokens = grant(start, wanted, draft.spare, cache.block_size)
-        whole = -(-(len(request.chain) + 1) // cache.block_size)
-        if tokens == 0:
-            return False
-        reason = cache.reason(request.chain, reach, matched)
         lease = cache.acquire(request.chain, reach)
-        room = not self._running or whole - matched <= cache.num_available
+        start = lease.matched_tokens
+        tokens = grant(start, len(request.chain) - start, draft.spare, cache.block_size)
+        whole = -(-(len(request.chain) + 1) // cache.block_size)
+        room = tokens > 0 and (not self._running or whole - matched <= cache.num_available)
         copies = cache.reserve(lease, start, start + tokens) if room else None
         if copies is None:
             cache.release(lease)
@@ -241,7 +237,8 @@ class Scheduler:
             request.uncounted_cached += gained
             request.accounted = start
         if request.first_planned_s is None:
-            request.first_planned_s, request.reason = draft.now, reason
+            request.first_planned_s = draft.now
+            request.reason = cache.reason(request.chain, reach, start)
         draft.spare -= tokens
         self._give(request, lease, tokens, copies, draft)
         return True
@@ -251,16 +248,15 @@ class Scheduler:
         chain, size = request.chain, self.cache.block_size
         start, end = request.planned, request.planned + tokens
         known = len(chain)
-        ids = tuple(chain.tokens[start:end]) if end <= known else (*chain.tokens[start:], PENDING_TOKEN)
+        ids = (*chain.tokens[start:end], PENDING_TOKEN) if end > known else tuple(chain.tokens[start:end])
         draw = None
         if end == known + request.draws_in_flight:
             draw = Draw(request.sampling, request.num_generated + request.draws_in_flight)
             request.draws_in_flight += 1
-        blocks = lease.blocks[: -(-end // size)]
-        draft.chunks.append(Chunk(request.id, start, ids, tuple(blocks), draw))
+        draft.chunks.append(Chunk(request.id, start, ids, tuple(lease.blocks), draw))
         draft.copies += copies
         draft.members.add(request.id)
-        if self.cache.enabled and request.submission.reach.store_tokens is None:
+        if start // size < (known - 1) // size and self.cache.enabled and request.submission.reach.store_tokens is None:
             claims = chain.hashes[start // size : min(end, known - 1) // size]
             draft.claims += claims
             self._claims.update(claims)

@@ -16,13 +16,14 @@ class NaiveCache:
             self._known.add((world, tuple(tokens[:end])))
 
     def match(self, world: bytes, tokens: Sequence[int], read_tokens: int | None = None) -> int:
-        """Tokens in the longest full-block prefix that is known; never the last token."""
+        """Leading tokens that some known full-block prefix begins with as well; never the last token."""
         limit = len(tokens) - 1 if read_tokens is None else min(len(tokens) - 1, read_tokens)
         best = 0
-        for end in range(self.block_size, limit + 1, self.block_size):
-            if (world, tuple(tokens[:end])) not in self._known:
-                break
-            best = end
+        for where, known in self._known:
+            common = 0
+            while where == world and common < min(limit, len(known)) and known[common] == tokens[common]:
+                common += 1
+            best = max(best, common)
         return best
 
     def forget(self) -> None:
