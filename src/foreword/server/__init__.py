@@ -6,6 +6,6 @@ and nowhere else.
 
 from foreword.server.app import create_app
 from foreword.server.listen import Listener, check_address
-from foreword.server.service import Answer, Front, Service
+from foreword.server.service import Answer, Front, Service, serving
 
-__all__ = ["Answer", "Front", "Listener", "Service", "check_address", "create_app"]
+__all__ = ["Answer", "Front", "Listener", "Service", "check_address", "create_app", "serving"]

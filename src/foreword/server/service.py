@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
+from foreword.assemble import Assembly
 from foreword.base.config import Config
 from foreword.engine.state import EngineState
 from foreword.front.ask import Ask, Piece
@@ -71,6 +72,19 @@ class Service:
     """Settings that were resolved at start (what `auto` became), for `GET /v1/cache`."""
     cacheable: bool = True
     """Whether prefixes of this model can be reused."""
+
+
+def serving(assembly: Assembly, metrics: Metrics) -> Service:
+    """The service of an assembled model; `metrics` is the observer that it was assembled with."""
+    name, asked = assembly.card.name, assembly.config.model.model
+    return Service(
+        front=assembly.front,
+        engine=assembly.worker,
+        metrics=metrics,
+        models=(name,) if asked is None or asked == name else (name, asked),
+        config=assembly.config,
+        effective=assembly.effective,
+    )
 
 
 def service_of(request: Request) -> Service:

@@ -7,7 +7,7 @@ writes the page.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Literal, get_args
@@ -142,7 +142,7 @@ class Metrics:
             yield HistogramMetricFamily(name, text, buckets=histogram.buckets(), sum_value=histogram.total)
 
 
-_COUNTERS = {
+_COUNTERS: Mapping[str, str] = {
     "prompt_tokens_cached": "Prompt tokens taken from the cache.",
     "prompt_tokens_computed": "Prompt tokens computed.",
     "tokens_recomputed": "Tokens computed again after a preemption or a failed step.",

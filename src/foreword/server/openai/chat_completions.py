@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: a conversation through the model's own chat template."""
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,13 @@ from foreword.server.openai.responses import AssistantMessage, ChatChoice, ChatC
 from foreword.server.report import report_of, usage_of
 from foreword.server.service import Answer, Front, service_of
 
-_FIRST = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+_FIRST: Mapping[str, Any] = {
+    "index": 0,
+    "delta": {"role": "assistant", "content": ""},
+    "logprobs": None,
+    "finish_reason": None,
+}
+"""What a stream's first chunk says before anything is known."""
 
 
 async def create_chat_completion(request: Request) -> Response:

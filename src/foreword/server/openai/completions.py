@@ -1,5 +1,6 @@
 """`POST /v1/completions`: one prompt or several, as text or as token ids."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from fastapi import Request
@@ -23,7 +24,7 @@ from foreword.server.openai.responses import Completion, CompletionChoice
 from foreword.server.report import report_of, usage_of
 from foreword.server.service import Answer, Front, service_of
 
-_NAMES = {"prefix_length": "cache.prefix_length"}
+_NAMES: Mapping[str, str] = {"prefix_length": "cache.prefix_length"}
 
 
 async def create_completion(request: Request) -> Response:

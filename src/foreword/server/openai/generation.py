@@ -24,7 +24,7 @@ class Envelope:
     created: int
     model: str
 
-    def chunk(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def chunk(self, kind: str, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
         """One chunk of a stream."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more}
 
@@ -83,11 +83,11 @@ class Streaming:
     with_usage: bool
     with_report: bool
 
-    def response(self, write: Writer, first: Sequence[dict[str, Any]] = ()) -> EventStream:
+    def response(self, write: Writer, first: Sequence[Mapping[str, Any]] = ()) -> EventStream:
         """The stream; `first` are choices to send before anything is known."""
         return EventStream(self.answers, self._events(write, first), self._failed)
 
-    async def _events(self, write: Writer, first: Sequence[dict[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, write: Writer, first: Sequence[Mapping[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
         empty = {"usage": None} if self.with_usage else {}
         for choice in first:
             yield self.envelope.chunk(self.kind, [choice], **empty)
