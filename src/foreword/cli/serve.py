@@ -1,0 +1,93 @@
+"""`foreword serve`: load, listen, serve; drain on the first Ctrl-C, leave on the second."""
+
+import logging
+import signal
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+
+from rich.console import Console
+from tyro.conf import OmitArgPrefixes
+
+from foreword.assemble import Assembly, assemble
+from foreword.base.config import Config, ScheduleConfig, ServerConfig
+from foreword.cli.flags import CacheFlags, ModelFlags
+from foreword.cli.loading import loading
+
+_LEAVE_S = 2.0
+"""Seconds that the step under way gets after a second Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """Serve a model over HTTP: OpenAI's /v1/chat/completions and /v1/completions, and /chat, /metrics, /v1/cache.
+
+    The first Ctrl-C takes no more requests and finishes those under way; the second one leaves at once.
+    """
+
+    model: OmitArgPrefixes[ModelFlags] = field(default_factory=ModelFlags)
+    cache: OmitArgPrefixes[CacheFlags] = field(default_factory=CacheFlags)
+    schedule: OmitArgPrefixes[ScheduleConfig] = field(default_factory=ScheduleConfig)
+    server: OmitArgPrefixes[ServerConfig] = field(default_factory=ServerConfig)
+
+    def run(self) -> int:
+        """Serve until stopped."""
+        from foreword.server import Listener, Service, check_address, create_app
+        from foreword.telemetry import Metrics
+
+        _log_to_stderr()
+        signal.signal(signal.SIGTERM, _as_interrupt)
+        check_address(self.server)
+        config = Config(model=self.model, cache=self.cache, schedule=self.schedule, server=self.server)
+        console, metrics = Console(), Metrics()
+        with loading(console, "Loading the model") as tell:
+            assembly = assemble(config, tell, metrics)
+        names = (assembly.card.name,)
+        service = Service(
+            front=assembly.front,
+            engine=assembly.worker,
+            metrics=metrics,
+            models=names,
+            config=config,
+            effective=assembly.effective,
+        )
+        listener = Listener(create_app(service), self.server)
+        _say_what_is_served(console, assembly, listener.url)
+        with suppress(KeyboardInterrupt):  # the web server has stopped, and passes on the signal that stopped it
+            listener.run()
+        # Whoever waited for an answer has it, or has gone.
+        assembly.close(drain=False, timeout_s=_LEAVE_S)
+        return 0
+
+
+def _say_what_is_served(console: Console, assembly: Assembly, url: str) -> None:
+    state = assembly.effective
+    gib = assembly.limits.num_blocks * assembly.block_bytes / 2**30
+    cache = "prefixes are reused" if assembly.config.cache.cache else "off: every prompt is computed whole"
+    console.print(
+        f"[bold]{assembly.card.name}[/] on {state['device']}, {state['dtype']}, attention {state['attention']}"
+    )
+    console.print(
+        f"cache: {cache}; {assembly.limits.num_blocks:,} blocks of {assembly.limits.block_size} tokens"
+        f" = {state['kv_tokens']:,} tokens, {gib:.2f} GiB; context {assembly.limits.max_context:,} tokens",
+        highlight=False,
+    )
+    console.print(f"[green]Listening on {url}[/]  (try {url}/v1/models; Ctrl-C stops)", highlight=False)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("foreword").setLevel(logging.INFO)
+    web = logging.getLogger("uvicorn.error")
+    web.setLevel(logging.INFO)
+    web.addFilter(_tells_of_stopping)
+
+
+def _tells_of_stopping(record: logging.LogRecord) -> bool:
+    """Warnings, and of what the web server says besides only what a person who stops it wants to know."""
+    return record.levelno >= logging.WARNING or record.getMessage().startswith("Waiting for")
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt
