@@ -14,14 +14,14 @@ from hashlib import sha256
 
 from foreword.base.ids import RequestId
 from foreword.base.params import EVERYTHING, Sampling
-from foreword.cache.identity import Chain, root
+from foreword.cache.identity import Chain, Space, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.schedule.plan import Sample, StepResult
 from foreword.schedule.request import Submission
 from foreword.schedule.scheduler import Scheduler
 
 BLOCK = 16
-ROOT = root({"weights": "benchmark"}, BLOCK)
+SPACE = Space(root({"weights": "benchmark"}, BLOCK), BLOCK)
 
 
 def median_ms(work: Callable[[], object], repeats: int = 15) -> float:
@@ -38,7 +38,7 @@ def long_prompt(num_tokens: int = 131_072) -> dict[str, float]:
     """Hash and look up one very long prompt that is cached whole."""
     tokens = array("I", (i * 2654435761 % 49152 for i in range(num_tokens)))
     cache = PrefixCache(num_tokens // BLOCK + 64, BLOCK)
-    chain = Chain(ROOT, BLOCK, tokens)
+    chain = Chain(SPACE, tokens)
     lease = cache.acquire(chain, EVERYTHING)
     cache.reserve(lease, 0, num_tokens)
     cache.publish(lease, chain, num_tokens)
@@ -47,7 +47,7 @@ def long_prompt(num_tokens: int = 131_072) -> dict[str, float]:
     pieces = [raw[i : i + step] for i in range(0, len(raw), step)]
 
     def bare() -> None:
-        parent = ROOT
+        parent = SPACE.root
         for piece in pieces:
             parent = sha256(parent + piece).digest()
 
@@ -61,7 +61,7 @@ def long_prompt(num_tokens: int = 131_072) -> dict[str, float]:
         acquires.append((middle - start) * 1e3)
     return {
         "sha256 over ready bytes, 131072 tokens": median_ms(bare),
-        "chain of 131072 tokens": median_ms(lambda: Chain(ROOT, BLOCK, tokens)),
+        "chain of 131072 tokens": median_ms(lambda: Chain(SPACE, tokens)),
         "match of 131072 cached tokens": median_ms(lambda: cache.match(chain, EVERYTHING)),
         "acquire of 131072 cached tokens": statistics.median(acquires),
         "release of 131072 tokens": statistics.median(releases),
@@ -73,7 +73,7 @@ def running(num_requests: int = 256, num_tokens: int = 1_000) -> dict[str, float
     cache = PrefixCache(num_requests * (num_tokens // BLOCK + 8), BLOCK)
     scheduler = Scheduler(cache, max_batch_tokens=num_requests * num_tokens, max_running=num_requests)
     for i in range(num_requests):
-        chain = Chain(ROOT, BLOCK, [i, *range(num_tokens - 1)])
+        chain = Chain(SPACE, [i, *range(num_tokens - 1)])
         scheduler.add(Submission(id=RequestId(str(i)), chain=chain, sampling=Sampling(max_tokens=200), arrival_s=0))
     plans, commits = list[float](), list[float]()
     for step in range(60):
@@ -99,12 +99,12 @@ def eviction(num_blocks: int) -> dict[str, float]:
     """Evict every block of a full pool, by reserving all of it for somebody else."""
     cache = PrefixCache(num_blocks, BLOCK)
     for i in range(num_blocks // 64):
-        chain = Chain(ROOT, BLOCK, [i, *range(64 * BLOCK - 1)])
+        chain = Chain(SPACE, [i, *range(64 * BLOCK - 1)])
         lease = cache.acquire(chain, EVERYTHING)
         cache.reserve(lease, 0, 64 * BLOCK)
         cache.publish(lease, chain, 64 * BLOCK)
         cache.release(lease)
-    lease = cache.acquire(Chain(ROOT, BLOCK, [0xFFFF]), EVERYTHING)
+    lease = cache.acquire(Chain(SPACE, [0xFFFF]), EVERYTHING)
     start = time.perf_counter()
     cache.reserve(lease, 0, num_blocks * BLOCK)
     spent = time.perf_counter() - start

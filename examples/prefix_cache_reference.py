@@ -4,7 +4,7 @@ python examples/prefix_cache_reference.py
 """
 
 from foreword.base.params import EVERYTHING
-from foreword.cache.identity import Chain, root
+from foreword.cache.identity import Chain, Space, Tenant, root
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import PrefixCache
@@ -47,9 +47,9 @@ def compute(cache: PrefixCache, memory: Memory, chain: Chain) -> tuple[Lease, in
 def main() -> None:
     """Print the example step by step."""
     cache, memory = PrefixCache(num_blocks=16, block_size=BLOCK), Memory(16)
-    model = root(MODEL, BLOCK)
+    model = Space(root(MODEL, BLOCK), BLOCK)
 
-    a, b = Chain(model, BLOCK, A), Chain(model, BLOCK, B)
+    a, b = Chain(model, A), Chain(model, B)
     held_a, reused = compute(cache, memory, a)
     print(f"A = {A}")
     print(f"  full blocks {[A[:4], A[4:8]]}, hashes {[h.hex()[:8] for h in a.hashes]}; the tail {A[8:]} is in no block")
@@ -64,9 +64,9 @@ def main() -> None:
     )
 
     for what, other in (
-        ("another adapter", Chain(root(MODEL | {"adapter": "sha256 of its files"}, BLOCK), BLOCK, A)),
-        ("another model revision", Chain(root(MODEL | {"weights": "other bytes"}, BLOCK), BLOCK, A)),
-        ("another tenant", Chain(model, BLOCK, A, {0: (b"tenant salt",)})),
+        ("another adapter", Chain(Space(root(MODEL | {"adapter": "sha256 of its files"}, BLOCK), BLOCK), A)),
+        ("another model revision", Chain(Space(root(MODEL | {"weights": "other bytes"}, BLOCK), BLOCK), A)),
+        ("another tenant", Chain(model, A, tenant=Tenant("red", b"its salt"))),
     ):
         same = set(other.hashes) & set(a.hashes)
         print(f"A for {what}: hashes {[h.hex()[:8] for h in other.hashes]}, {len(same)} in common")

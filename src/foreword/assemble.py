@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from foreword.base.config import Config
 from foreword.base.errors import ConfigError
 from foreword.base.ids import BlockHash
-from foreword.cache.identity import root
+from foreword.cache.identity import Space, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.engine.engine import Engine
 from foreword.engine.sockets import MonotonicClock, Nobody, Observer
@@ -93,7 +93,7 @@ def assemble(config: Config, progress: Progress = _in_silence, observer: Observe
     engine = Engine(scheduler, runner, MonotonicClock(), observer or Nobody())
     worker = Worker(engine, room, max_live=schedule.max_running + schedule.max_waiting)
     bounds = Bounds(limits=room, vocab_size=runner.card.vocab_size, end_ids=runner.card.end_ids)
-    front = Front(engine=worker, tokenizer=tokenizer, root=start, block_size=runner.block_size, bounds=bounds)
+    front = Front(engine=worker, tokenizer=tokenizer, space=Space(start, runner.block_size), bounds=bounds)
     worker.start()
     return Assembly(
         config=config,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.cache.identity import Chain, root
+from foreword.cache.identity import Chain, Space, root
 
 MODEL = {"weights": "abc", "dtype": "bfloat16"}
 
@@ -19,12 +19,12 @@ def test_golden_vectors() -> None:
     """Format 1 never changes; a new format gets a new name in the root."""
     base = root(MODEL, 4)
     assert base.hex() == "49262d209b98edb86cebe0c124b53c5bc637f7bc244d8d117cb457dbac1cd718"
-    plain = Chain(base, 4, [256, 257, 10, 11, 12, 13, 14, 15, 16])
+    plain = Chain(Space(base, 4), [256, 257, 10, 11, 12, 13, 14, 15, 16])
     assert [h.hex() for h in plain.hashes] == [
         "4e41547bd53aa1c0f18f4dd87ca6d9f23695765468c3bb5606f01e04cbdece0f",
         "a3582ac1c34de6013d9613274db2371532a7e702ff17a03fb635c6ac46210ab7",
     ]
-    salted = Chain(base, 4, [256, 257, 10, 11], {0: (b"salt", b"")})
+    salted = Chain(Space(base, 4), [256, 257, 10, 11], extras={0: (b"salt", b"")})
     assert salted.hashes[0].hex() == "f7a69d4d55af9bb5a2ac687bfc6f5c018a794eb11eedfb6b5aba130e793a53db"
 
 
@@ -41,12 +41,16 @@ def test_the_canonical_bytes_are_those_of_the_docstring() -> None:
     first = hashlib.sha256(base + struct.pack("<I4I", 4, 1, 2, 3, 4) + struct.pack("<I", 0)).digest()
     extras = struct.pack("<I", 2) + text(b"image") + text(b"tenant")
     second = hashlib.sha256(first + struct.pack("<I4I", 4, 5, 6, 7, 8) + extras).digest()
-    assert Chain(root(MODEL, 4), 4, [1, 2, 3, 4, 5, 6, 7, 8, 9], {1: (b"image", b"tenant")}).hashes == [first, second]
+    assert Chain(Space(root(MODEL, 4), 4), [1, 2, 3, 4, 5, 6, 7, 8, 9], extras={1: (b"image", b"tenant")}).hashes == [
+        first,
+        second,
+    ]
 
 
 def test_equal_under_another_hash_seed() -> None:
     code = (
-        "from foreword.cache.identity import *; print(Chain(root({'b': '1', 'a': '2'}, 2), 2, [7, 8]).hashes[0].hex())"
+        "from foreword.cache.identity import *;"
+        " print(Chain(Space(root({'b': '1', 'a': '2'}, 2), 2), [7, 8]).hashes[0].hex())"
     )
     seen = {
         subprocess.run(
@@ -65,10 +69,10 @@ def test_equal_under_another_hash_seed() -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9), st.data())
 def test_appending_equals_building_at_once(tokens: list[int], block: int, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(tokens)))
-    grown = Chain(root(MODEL, block), block, tokens[:cut])
+    grown = Chain(Space(root(MODEL, block), block), tokens[:cut])
     for token in tokens[cut:]:
         grown.append(token)
-    whole = Chain(root(MODEL, block), block, tokens)
+    whole = Chain(Space(root(MODEL, block), block), tokens)
     assert grown.hashes == whole.hashes
     assert len(whole.hashes) == len(tokens) // block
 
@@ -76,7 +80,7 @@ def test_appending_equals_building_at_once(tokens: list[int], block: int, data: 
 @given(st.lists(st.integers(0, 300), min_size=8, max_size=8), st.integers(0, 7), st.integers(0, 300))
 def test_any_changed_token_changes_its_block_and_all_later_ones(tokens: list[int], at: int, other: int) -> None:
     changed = [*tokens[:at], other, *tokens[at + 1 :]]
-    one, two = Chain(root(MODEL, 4), 4, tokens), Chain(root(MODEL, 4), 4, changed)
+    one, two = Chain(Space(root(MODEL, 4), 4), tokens), Chain(Space(root(MODEL, 4), 4), changed)
     for block in range(2):
         assert (one.hashes[block] == two.hashes[block]) == (tokens[: 4 * block + 4] == changed[: 4 * block + 4])
 
@@ -96,12 +100,12 @@ def test_weak_hash_collisions_do_not_happen_here() -> None:
         [0x01020304] * 4,
     )
     for tokens in prompts:
-        names.add(Chain(base, 4, tokens).hashes[0])
-    names.add(Chain(base, 4, [1, 2, 3, 4], {0: (b"",)}).hashes[0])
-    names.add(Chain(base, 4, [1, 2, 3, 4], {0: (b"a", b"b")}).hashes[0])
-    names.add(Chain(base, 4, [1, 2, 3, 4], {0: (b"ab",)}).hashes[0])
-    names.add(Chain(root(MODEL, 2), 2, [1, 2]).hashes[0])
-    names.add(Chain(root(MODEL, 2), 2, [1, 2, 3, 4]).hashes[1])
+        names.add(Chain(Space(base, 4), tokens).hashes[0])
+    names.add(Chain(Space(base, 4), [1, 2, 3, 4], extras={0: (b"",)}).hashes[0])
+    names.add(Chain(Space(base, 4), [1, 2, 3, 4], extras={0: (b"a", b"b")}).hashes[0])
+    names.add(Chain(Space(base, 4), [1, 2, 3, 4], extras={0: (b"ab",)}).hashes[0])
+    names.add(Chain(Space(root(MODEL, 2), 2), [1, 2]).hashes[0])
+    names.add(Chain(Space(root(MODEL, 2), 2), [1, 2, 3, 4]).hashes[1])
     assert len(names) == len(prompts) + 5
 
 
@@ -121,4 +125,4 @@ def test_every_ingredient_and_the_block_size_change_the_root() -> None:
 @pytest.mark.parametrize("token", [-1, 2**32])
 def test_ids_that_are_no_u32_are_refused(token: int) -> None:
     with pytest.raises(OverflowError):
-        Chain(root(MODEL, 4), 4, [token])
+        Chain(Space(root(MODEL, 4), 4), [token])

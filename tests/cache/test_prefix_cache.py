@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.params import EVERYTHING, Reach
-from foreword.cache.identity import Chain, root
+from foreword.cache.identity import Chain, Space, Tenant, root
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import PrefixCache
@@ -23,7 +23,7 @@ B = [256, 257, 10, 11, 12, 13, 99, 98]
 
 
 def chain(tokens: list[int], salt: bytes = b"", model: dict[str, str] = MODEL) -> Chain:
-    return Chain(root(model, BLOCK), BLOCK, tokens, {0: (salt,)} if salt else None)
+    return Chain(Space(root(model, BLOCK), BLOCK), tokens, tenant=Tenant(salt.decode(), salt))
 
 
 def run(cache: PrefixCache, tokens: Chain, reach: Reach = EVERYTHING) -> Lease:

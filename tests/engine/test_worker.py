@@ -8,7 +8,7 @@ import pytest
 from foreword.base.errors import CapacityError, RequestError
 from foreword.base.ids import RequestId
 from foreword.base.params import Sampling
-from foreword.cache.identity import Chain, root
+from foreword.cache.identity import Chain, Space, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.engine.engine import Engine
 from foreword.engine.sockets import MonotonicClock, Nobody
@@ -21,7 +21,7 @@ from foreword.schedule.scheduler import Scheduler
 from foreword.testing.fakes import FakeRunner, answer
 
 BLOCK, BLOCKS = 4, 64
-ROOT = root({"weights": "fake"}, BLOCK)
+SPACE = Space(root({"weights": "fake"}, BLOCK), BLOCK)
 
 
 class Gate(FakeRunner):
@@ -56,7 +56,7 @@ class House:
 
     def ask(self, prompt: list[int], max_tokens: int = 5) -> Stream:
         self.count += 1
-        chain = Chain(ROOT, BLOCK, prompt)
+        chain = Chain(SPACE, prompt)
         sampling = Sampling(max_tokens=max_tokens)
         return self.worker.submit(
             Submission(id=RequestId(f"r{self.count}"), chain=chain, sampling=sampling, arrival_s=self.worker.now())

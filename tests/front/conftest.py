@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword.base.ids import BlockHash
+from foreword.cache.identity import Space
 from foreword.front.bounds import Bounds
 from foreword.front.front import Front
 from foreword.schedule.admission import limits
@@ -32,4 +33,4 @@ def front(tokenizer: Tokenizer, engine: PlayedEngine) -> Front:
     bounds = Bounds(
         limits=limits(num_blocks=16, block_size=4, max_context=100), vocab_size=49152, end_ids=frozenset({EOS})
     )
-    return Front(engine=engine, tokenizer=tokenizer, root=BlockHash(bytes(32)), block_size=4, bounds=bounds)
+    return Front(engine=engine, tokenizer=tokenizer, space=Space(BlockHash(bytes(32)), 4), bounds=bounds)

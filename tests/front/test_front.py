@@ -1,6 +1,6 @@
 """From an ask to a submission: ids, chain, times."""
 
-from foreword.cache.identity import Chain
+from foreword.cache.identity import Chain, Space
 from foreword.front.ask import Ask
 from foreword.front.front import Front
 from foreword.text.tokenizer import Tokenizer
@@ -13,7 +13,7 @@ def test_text_is_tokenised_hashed_and_timed(front: Front, engine: PlayedEngine, 
     submission = engine.submissions[0]
     ids = tokenizer.encode(text)
     assert list(submission.chain.tokens) == ids
-    assert submission.chain.hashes == Chain(submission.chain.root, 4, ids).hashes
+    assert submission.chain.hashes == Chain(Space(submission.chain.root, 4), ids).hashes
     assert len(submission.chain.hashes) == len(ids) // 4
     assert (answer.id, answer.prompt_tokens) == (submission.id, len(ids))
     assert answer.tokenize_s > 0

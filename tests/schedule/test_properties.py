@@ -10,18 +10,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import Reach, Sampling
-from foreword.cache.identity import Chain, root
+from foreword.cache.identity import Chain, Space, Tenant, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.schedule.plan import Chunk, Outcome, Plan
 from foreword.schedule.request import Submission
 from foreword.schedule.scheduler import Scheduler
-from foreword.testing.fakes import FakeRunner, answer, cells
+from foreword.testing.fakes import FakeRunner, World, answer, cells
 from foreword.testing.oracle import NaiveCache
 
 BLOCK = 4
 ROOT = root({"weights": "fake"}, BLOCK)
 HEADS = ([0, 1, 2, 3, 4, 5, 6, 0, 1], [0, 1, 2, 3, 4, 5, 6, 0, 2, 2, 2, 2], [5] * 5, [1])
-TENANTS = (b"", b"red", b"blue")
+TENANTS = (Tenant(), Tenant("red", b"red"), Tenant("blue", b"blue"))
+SPACES = (Space(ROOT, BLOCK), Space(ROOT, BLOCK, frozenset(Chain(Space(ROOT, BLOCK), HEADS[0][:8]).hashes)))
+SHARED = b"public"
 
 
 class Heart(RuleBasedStateMachine):
@@ -34,14 +36,19 @@ class Heart(RuleBasedStateMachine):
         budget=st.integers(BLOCK + 4, 24),
         running=st.integers(1, 4),
         enabled=st.sampled_from([True, True, True, False]),
+        shares=st.sampled_from([{}, {"red": 3}, {"red": 2, "blue": 2}]),
+        space=st.sampled_from(SPACES),
     )
-    def start(self, blocks: int, budget: int, running: int, enabled: bool) -> None:
-        self.cache = PrefixCache(blocks, BLOCK, enabled=enabled)
+    def start(  # noqa: PLR0917  (as below)
+        self, blocks: int, budget: int, running: int, enabled: bool, shares: dict[str, int], space: Space
+    ) -> None:
+        self.cache = PrefixCache(blocks, BLOCK, enabled=enabled, shares=shares)
+        self.space, self.shares = space, shares
         self.scheduler = Scheduler(self.cache, max_batch_tokens=budget, max_running=running)
         self.runner = FakeRunner(blocks, BLOCK)
         self.naive = NaiveCache(BLOCK)
         self.flights: deque[Plan] = deque()
-        self.asked: dict[RequestId, tuple[Submission, list[int], bytes]] = {}
+        self.asked: dict[RequestId, tuple[Submission, list[int], World]] = {}
         self.got: dict[RequestId, list[int]] = {}
         self.over: dict[RequestId, str] = {}
         self.known: dict[BlockHash, list[bytes]] = {}
@@ -75,8 +82,9 @@ class Heart(RuleBasedStateMachine):
     ) -> None:
         if len(self.asked) - len(self.over) >= 7:
             return
-        name, prompt, world = RequestId(str(len(self.asked))), head + tail, TENANTS[tenant]
-        chain = Chain(ROOT, BLOCK, prompt, {0: (world,)} if world else None)
+        name, prompt = RequestId(str(len(self.asked))), head + tail
+        chain = Chain(self.space, prompt, tenant=TENANTS[tenant])
+        world = World(TENANTS[tenant].salt, chain.first_private * BLOCK)
         sampling = Sampling(max_tokens=max_tokens, stop_ids=stop)
         ask = Submission(id=name, chain=chain, sampling=sampling, arrival_s=0, reach=reach, priority=priority)
         self.asked[name], self.got[name], self.runner.worlds[name] = (ask, prompt, world), [], world
@@ -156,7 +164,9 @@ class Heart(RuleBasedStateMachine):
         assert len(chunk.blocks) == -(-chunk.end // BLOCK)
         ask, _, world = self.asked[chunk.request]
         if self.reached.get(chunk.request) != chunk.start:
-            assert chunk.start <= self.naive.match(world, ask.chain.tokens, ask.reach.read_tokens)
+            own = self.naive.match(world.name, ask.chain.tokens, ask.reach.read_tokens)
+            public = self.naive.match(SHARED, ask.chain.tokens, ask.reach.read_tokens)
+            assert chunk.start <= max(own, min(public, world.start))
             self.stale.discard(chunk.request)
         self.reached[chunk.request] = chunk.end
 
@@ -166,7 +176,8 @@ class Heart(RuleBasedStateMachine):
         tokens = list(ask.chain.tokens[:end])
         if name in self.stale:
             return
-        self.naive.publish(world, tokens)
+        self.naive.publish(world.name, tokens)
+        self.naive.publish(SHARED, tokens[: world.start])
         row = cells(tokens, world)
         for i in range(len(tokens) // BLOCK):
             self.known[ask.chain.hashes[i]] = row[i * BLOCK : (i + 1) * BLOCK]
@@ -237,7 +248,7 @@ TestDeepHeart = DeepHeart.TestCase
 
 def test_released_twice_is_noticed() -> None:
     cache = PrefixCache(4, BLOCK)
-    lease = cache.acquire(Chain(ROOT, BLOCK, [1] * 9), Reach())
+    lease = cache.acquire(Chain(SPACES[0], [1] * 9), Reach())
     assert cache.reserve(lease, 0, 8) == ()
     again = list(lease.blocks)
     cache.release(lease)

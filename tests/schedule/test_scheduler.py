@@ -5,7 +5,7 @@ import pytest
 from foreword.base.errors import InvariantBroken, RequestError
 from foreword.base.ids import PENDING_TOKEN, RequestId
 from foreword.base.params import EVERYTHING, Reach, Sampling
-from foreword.cache.identity import Chain, root
+from foreword.cache.identity import Chain, Space, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.schedule.admission import limits
 from foreword.schedule.plan import Outcome, StepResult, TokenEvent
@@ -14,7 +14,7 @@ from foreword.schedule.scheduler import Scheduler
 from foreword.testing.fakes import FakeRunner, answer
 
 BLOCK = 4
-ROOT = root({"weights": "fake"}, BLOCK)
+SPACE = Space(root({"weights": "fake"}, BLOCK), BLOCK)
 
 
 class House:
@@ -33,7 +33,7 @@ class House:
         self.scheduler.add(
             Submission(
                 id=RequestId(name),
-                chain=Chain(ROOT, BLOCK, prompt),
+                chain=Chain(SPACE, prompt),
                 sampling=Sampling(max_tokens=max_tokens),
                 arrival_s=0,
                 reach=reach,
@@ -181,7 +181,7 @@ def test_nothing_of_an_aborted_step_is_findable() -> None:
     house.scheduler.abort(plan, "planted", 0)
     house.scheduler.check()
     assert house.cache.state().free == 64
-    assert house.cache.match(Chain(ROOT, BLOCK, [1] * 20), EVERYTHING) == 0
+    assert house.cache.match(Chain(SPACE, [1] * 20), EVERYTHING) == 0
     house.drain()
     assert house.tokens("a") == answer([1] * 20, 2)
     assert house.tokens("b") == answer([2] * 20, 2)

@@ -12,6 +12,7 @@ Writable means exactly one holder and no hash; that is the whole copy-on-write r
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foreword.base.errors import InvariantBroken
@@ -28,30 +29,48 @@ class PoolState:
     held: int
 
 
+class Shelf:
+    """One owner's published blocks; the unheld ones in the order in which they were let go, oldest first."""
+
+    __slots__ = ("cached", "num_published")
+
+    def __init__(self) -> None:
+        self.cached: OrderedDict[BlockId, None] = OrderedDict()
+        self.num_published = 0
+        """Held ones included."""
+
+
 class BlockPool:
     """Counts holders, keeps hashes, and orders unheld hashed blocks by when they were last let go.
 
-    The cached blocks' order is the eviction order, least recently released first. Whoever releases a prefix must
-    release its tail first; then a parent is never older than its child and the oldest block is always a leaf.
+    """One owner's published blocks; the unheld ones in the order in which they were let go, oldest first."""
+    tail first; then a parent is never older than its child, and the oldest block of an owner is always a leaf.
     """
 
-    __slots__ = ("_cached", "_free", "_hashes", "_holders", "num_blocks")
+    __slots__ = ("_free", "_hashes", "_holders", "_shelf_of", "_shelves", "num_blocks", "num_cached")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._holders = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]
-        self._cached: OrderedDict[BlockId, None] = OrderedDict()
+        self._shelves: dict[str, Shelf] = {}
+        self._shelf_of: list[Shelf | None] = [None] * num_blocks
+        self.num_cached = 0
 
     @property
-    def num_available(self) -> int:
-        """Blocks that can be had without taking any from a holder: free and cached ones."""
-        return len(self._free) + len(self._cached)
+    def num_free(self) -> int:
+        """Blocks that nobody holds and nobody can find."""
+        return len(self._free)
+
+    @property
+    def shelves(self) -> Mapping[str, "Shelf"]:
+        """What each owner has in the pool."""
+        return self._shelves
 
     def state(self) -> PoolState:
         """The pool in numbers. Safe to call from any thread (it may be a moment old)."""
-        free, cached = len(self._free), len(self._cached)
+        free, cached = len(self._free), self.num_cached
         return PoolState(self.num_blocks, free, cached, self.num_blocks - free - cached)
 
     def hash_of(self, block: BlockId) -> BlockHash | None:
@@ -72,10 +91,14 @@ class BlockPool:
 
     def hold(self, blocks: list[BlockId]) -> None:
         """Add one holder to each of these shared or cached blocks."""
-        holders, cached = self._holders, self._cached
+        holders, shelf_of = self._holders, self._shelf_of
         for block in blocks:
             if not holders[block]:
-                del cached[block]
+                shelf = shelf_of[block]
+                if shelf is None:
+                    raise InvariantBroken(f"block {block} is to be shared but has no hash")
+                del shelf.cached[block]
+                self.num_cached -= 1
             holders[block] += 1
 
     def release(self, block: BlockId) -> None:
@@ -85,32 +108,40 @@ class BlockPool:
             raise InvariantBroken(f"block {block} was released more often than it was held")
         self._holders[block] = left
         if left == 0:
-            if self._hashes[block] is None:
+            shelf = self._shelf_of[block]
+            if shelf is None:
                 self._free.append(block)
             else:
-                self._cached[block] = None
+                shelf.cached[block] = None
+                self.num_cached += 1
 
-    def label(self, block: BlockId, name: BlockHash) -> None:
-        """Give a held block its hash: from now on it is read-only."""
+    def label(self, block: BlockId, name: BlockHash, owner: str) -> None:
+        """Give a held block its hash: from now on it is read-only. `owner` answers for its memory."""
         if not self.is_writable(block):
             raise InvariantBroken(f"block {block} is to be published but is not private to one holder")
         self._hashes[block] = name
+        shelf = self._shelves.get(owner)
+        if shelf is None:
+            shelf = self._shelves[owner] = Shelf()
+        shelf.num_published += 1
+        self._shelf_of[block] = shelf
 
     def unlabel(self, block: BlockId) -> None:
         """Take the hash away; an unheld block becomes free."""
-        self._hashes[block] = None
+        shelf = self._shelf_of[block]
+        if shelf is None:
+            raise InvariantBroken(f"block {block} is to lose a hash that it does not have")
+        self._hashes[block] = self._shelf_of[block] = None
+        shelf.num_published -= 1
         if not self._holders[block]:
-            del self._cached[block]
+            del shelf.cached[block]
+            self.num_cached -= 1
             self._free.append(block)
-
-    def oldest_cached(self) -> BlockId | None:
-        """The cached block to evict next; O(1)."""
-        return next(iter(self._cached), None)
 
     def holders(self) -> tuple[int, ...]:
         """Number of holders of every block, for checks."""
         return tuple(self._holders)
 
     def cached_order(self) -> tuple[BlockId, ...]:
-        """The cached blocks, next to be evicted first, for checks."""
-        return tuple(self._cached)
+        """The cached blocks, each owner's next to be evicted first, for checks."""
+        return tuple(block for shelf in self._shelves.values() for block in shelf.cached)

@@ -18,7 +18,8 @@ first private block, digests of inputs that are not token ids. An absent extras 
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias, cast
 
@@ -42,6 +43,22 @@ def root(ingredients: Mapping[str, str], block_size: int) -> BlockHash:
     return BlockHash(sha256(b"".join(parts)).digest())
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose blocks these are. Two tenants share nothing, since their salts part their chains."""
+
+    name: str = ""
+    salt: bytes = b""
+    """Enters as an extra of the first private block; empty on a server that serves one tenant only."""
+
+
+ALONE = Tenant()
+"""The only tenant of a server without keys."""
+
+PUBLIC = "public"
+"""Owner of the blocks that an operator shares among all tenants."""
+
+
 class Content(NamedTuple):
     """A block beyond its parent: two blocks with equal parent and content are the same block. Sorts by extras first."""
 
@@ -59,20 +76,41 @@ class Content(NamedTuple):
         return next(i for i in range(0, length, 4) if self.raw[i : i + 4] != other.raw[i : i + 4]) // 4
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Where chains of one model state start, and what all tenants share of it."""
+
+    root: BlockHash
+    block_size: int
+    public: frozenset[BlockHash] = frozenset()
+    """Hashes of public blocks, computed without any tenant's salt; closed towards the root."""
+
+
 class Chain:
     """One request's tokens and the hashes of its full blocks; only ever appended to.
 
     Built where the request comes in, then carried: no tree, tier or router hashes anything again.
     """
 
-    __slots__ = ("_extras", "block_size", "hashes", "root", "tokens")
+    __slots__ = ("_extras", "_public", "block_size", "first_private", "hashes", "root", "tenant", "tokens")
 
-    def __init__(self, root: BlockHash, block_size: int, tokens: Iterable[int], extras: Extras | None = None) -> None:
+    def __init__(
+        self,
+        space: Space,
+        tokens: Iterable[int],
+        *,
+        tenant: Tenant = ALONE,
+        extras: Extras | None = None,
+    ) -> None:
         """Take the token ids (each 0 <= id < 2**32; OverflowError otherwise) and hash every full block."""
-        self.root = root
-        self.block_size = block_size
+        self.root = space.root
+        self.block_size = space.block_size
+        self.tenant = tenant
         self.tokens: Tokens = array("I", tokens)
         self.hashes: list[BlockHash] = []
+        self.first_private = 0
+        """Leading blocks that are public; the tenant's salt enters right after them."""
+        self._public = space.public
         self._extras: Extras = extras or {}
         self._hash_full_blocks()
 
@@ -92,27 +130,43 @@ class Chain:
     def content(self, block: int) -> Content:
         """What block number `block` adds to its parent; the last block may be a part of one."""
         start = block * self.block_size
-        return Content(self._extras.get(block, ()), self.tokens[start : start + self.block_size].tobytes())
+        return Content(self.extras(block), self.tokens[start : start + self.block_size].tobytes())
+
+    def extras(self, block: int) -> tuple[bytes, ...]:
+        """What shapes block number `block` besides its tokens; the salt last."""
+        own = self._extras.get(block, ())
+        return (*own, self.tenant.salt) if block == self.first_private and self.tenant.salt else own
+
+    def owner(self, block: int) -> str:
+        """Who answers for the memory of block number `block`: its tenant, or PUBLIC."""
+        return self.tenant.name if block >= self.first_private else PUBLIC
 
     def _hash_full_blocks(self) -> None:
         size, done = self.block_size, len(self.hashes)
         todo = len(self.tokens) // size - done
         if not todo:
             return
+        hashes = self.hashes
+        append = cast(Callable[[bytes], None], hashes.append)
         words = self.tokens[done * size : (done + todo) * size]
         if sys.byteorder == "big":
             words.byteswap()
         raw, step, count = words.tobytes(), 4 * size, _u32(size)
-        extras, fresh = self._extras, list[bytes]()
         before: bytes = self.parent(done)
-        for i in range(todo):
-            tail = _extras_field(extras[done + i]) if extras and done + i in extras else _NO_EXTRAS
-            before = sha256(before + count + raw[i * step : i * step + step] + tail).digest()
-            fresh.append(before)
-        self.hashes += cast(list[BlockHash], fresh)
+        for i in range(done, done + todo):
+            body = count + raw[(i - done) * step : (i - done + 1) * step]
+            if i == self.first_private and self._is_public(before + body, i):
+                self.first_private += 1
+            tail = _field(self.extras(i)) if i in self._extras or i == self.first_private else _NO_EXTRAS
+            before = sha256(before + body + tail).digest()
+            append(before)
+
+    def _is_public(self, beginning: bytes, block: int) -> bool:
+        """Whether a block that continues the public head is public itself: without a salt its hash is a known one."""
+        return bool(self._public) and sha256(beginning + _field(self._extras.get(block, ()))).digest() in self._public
 
 
-def _extras_field(extras: tuple[bytes, ...]) -> bytes:
+def _field(extras: tuple[bytes, ...]) -> bytes:
     return _u32(len(extras)) + b"".join(_text(extra) for extra in extras)
 
 

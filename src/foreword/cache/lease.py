@@ -11,9 +11,11 @@ class Lease:
     inside a block, that block is in the table as well; it is shared, so the first write into it makes a private copy.
     """
 
-    __slots__ = ("blocks", "generation", "matched_tokens", "published", "reach", "shadows", "sources")
+    __slots__ = ("blocks", "generation", "matched_tokens", "published", "reach", "shadows", "sources", "tenant")
 
-    def __init__(self, blocks: list[BlockId], matched_tokens: int, reach: Reach, generation: int) -> None:
+    def __init__(self, tenant: str, blocks: list[BlockId], matched_tokens: int, reach: Reach, generation: int) -> None:
+        self.tenant = tenant
+        """Name of the tenant that the blocks are for; decides whose cached blocks may be evicted."""
         self.blocks = blocks
         """The block table: block i holds the tokens from i * block_size on."""
         self.matched_tokens = matched_tokens

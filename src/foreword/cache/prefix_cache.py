@@ -6,7 +6,7 @@ publish   what a committed step wrote becomes findable
 release   give all back, tail first
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from foreword.base.errors import InvariantBroken
@@ -14,10 +14,11 @@ from foreword.base.ids import BlockHash, BlockId
 from foreword.base.params import Reach
 from foreword.cache.blocks import BlockPool, PoolState
 from foreword.cache.explain import Reason
-from foreword.cache.identity import Chain
+from foreword.cache.identity import PUBLIC, Chain
 from foreword.cache.index import PrefixIndex
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
+from foreword.cache.policy import most_over_share, spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,13 @@ class Flushed:
 class PrefixCache:
     """Blocks of KV that requests share by prefix. Pure bookkeeping: it orders copies and moves no byte itself."""
 
-    __slots__ = ("_index", "_pool", "block_size", "enabled", "generation", "num_evicted")
+    __slots__ = ("_index", "_pool", "_shares", "block_size", "enabled", "generation", "num_evicted")
 
-    def __init__(self, num_blocks: int, block_size: int, *, enabled: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enabled: bool = True, shares: Mapping[str, int] | None = None
+    ) -> None:
+        """`shares`: blocks that each tenant is sure of, by name; together at most `num_blocks`."""
+        self._shares: Mapping[str, int] = shares or {}
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex()
         self.block_size = block_size
@@ -45,10 +50,11 @@ class PrefixCache:
         """Raised by flush; a lease of an older generation publishes nothing."""
         self.num_evicted = 0
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be had without taking any from a holder."""
-        return self._pool.num_available
+    def num_available(self, tenant: str) -> int:
+        """Blocks that a tenant can have without taking any from a holder, or from another's share."""
+        pool, shares = self._pool, self._shares
+        spares = (spare(owner, shelf, shares.get(owner, 0), tenant) for owner, shelf in pool.shelves.items())
+        return pool.num_free + sum(spares)
 
     def state(self) -> PoolState:
         """The pool in numbers of blocks."""
@@ -85,7 +91,7 @@ class PrefixCache:
                 blocks.append(near[0])
                 tokens += min(rest, near[1])
         self._pool.hold(blocks)
-        lease = Lease(blocks, tokens, reach, self.generation)
+        lease = Lease(chain.tenant.name, blocks, tokens, reach, self.generation)
         lease.published = matched
         return lease
 
@@ -98,15 +104,17 @@ class PrefixCache:
         first = start // size
         copy = start % size != 0 and not self._pool.is_writable(lease.blocks[first])
         need = -(-end // size) - len(lease.blocks)
-        if need + copy > self._pool.num_available:
+        if need + copy == 0:
+            return ()
+        if need + copy > self._pool.num_free and need + copy > self.num_available(lease.tenant):
             return None
         copies: tuple[Copy, ...] = ()
         if copy:
-            source, private = lease.blocks[first], self._take()
+            source, private = lease.blocks[first], self._take(lease.tenant)
             lease.blocks[first] = private
             lease.sources.append(source)
             copies = (Copy(source, private, start % size),)
-        lease.blocks.extend(self._take() for _ in range(need))
+        lease.blocks.extend(self._take(lease.tenant) for _ in range(need))
         return copies
 
     def publish(self, lease: Lease, chain: Chain, computed: int) -> None:
@@ -124,7 +132,7 @@ class PrefixCache:
             if canonical is None:
                 if i and self._index.find(chain.parent(i)) is None:
                     raise InvariantBroken(f"block {block} is to be published but nothing that it continues is")
-                self._pool.label(block, name)
+                self._pool.label(block, name, chain.owner(i))
                 self._index.publish(name, chain.parent(i), chain.content(i), block)
             elif canonical != block:
                 # Somebody published the same content first. Ours stays private; holding theirs as well keeps
@@ -168,29 +176,40 @@ class PrefixCache:
         for name, block in self._index:
             if self._pool.hash_of(block) != name:
                 raise InvariantBroken(f"block {block} is published under a hash that it does not carry")
-        gone: set[BlockHash] = set()
-        for block in self._pool.cached_order():
-            name = self._pool.hash_of(block)
-            if name is None or block not in published:
-                raise InvariantBroken(f"block {block} is cached but not findable")
-            if any(child not in gone for child in self._index.children(name)):
-                raise InvariantBroken(f"block {block} would be evicted before a block that continues it")
-            gone.add(name)
+        self._check_order()
 
-    def _take(self) -> BlockId:
+    def _check_order(self) -> None:
+        """In the order of eviction no block comes before one that continues it, and public ones never come."""
+        gone: set[BlockHash] = set()
+        for owner, shelf in self._pool.shelves.items():
+            for block in shelf.cached:
+                name = self._pool.hash_of(block)
+                if name is None or self._index.find(name) != block:
+                    raise InvariantBroken(f"block {block} is cached but not findable")
+                if owner != PUBLIC and any(child not in gone for child in self._index.children(name)):
+                    raise InvariantBroken(f"block {block} would be evicted before a block that continues it")
+                gone.add(name)
+        if sum(len(shelf.cached) for shelf in self._pool.shelves.values()) != self._pool.num_cached:
+            raise InvariantBroken("the pool miscounts its cached blocks")
+
+    def _take(self, tenant: str) -> BlockId:
         block = self._pool.take()
         if block is None:
-            self._evict()
+            self._evict(tenant)
             block = self._pool.take()
         if block is None:
             raise InvariantBroken("the pool promised a block and has none")
         return block
 
-    def _evict(self) -> None:
-        block = self._pool.oldest_cached()
-        name = None if block is None else self._pool.hash_of(block)
-        if block is None or name is None:
+    def _evict(self, tenant: str) -> None:
+        shelves = self._pool.shelves
+        owner = most_over_share(shelves, self._shares, tenant)
+        if owner is None:
             return
+        block = next(iter(shelves[owner].cached))
+        name = self._pool.hash_of(block)
+        if name is None:
+            raise InvariantBroken(f"block {block} is cached without a hash")
         self._index.drop(name)
         self._pool.unlabel(block)
         self.num_evicted += 1

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from uuid import uuid4
 
-from foreword.base.ids import BlockHash, RequestId
-from foreword.cache.identity import Chain
+from foreword.base.ids import RequestId
+from foreword.cache.identity import Chain, Space
 from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer, Reading
 from foreword.front.ask import Ask
@@ -22,15 +22,12 @@ class Front:
     milliseconds for a hundred thousand tokens.
     """
 
-    __slots__ = ("_block_size", "_engine", "_root", "bounds", "tokenizer")
+    __slots__ = ("_engine", "_space", "bounds", "tokenizer")
 
-    def __init__(
-        self, *, engine: EngineClient, tokenizer: Tokenizer, root: BlockHash, block_size: int, bounds: Bounds
-    ) -> None:
-        """`root` is `cache.identity.root` of the served model: every chain starts from it."""
+    def __init__(self, *, engine: EngineClient, tokenizer: Tokenizer, space: Space, bounds: Bounds) -> None:
+        """Every chain starts in `space`, that of the served model."""
         self._engine = engine
-        self._root = root
-        self._block_size = block_size
+        self._space = space
         self.tokenizer = tokenizer
         self.bounds = bounds
 
@@ -49,7 +46,7 @@ class Front:
         sampling = sampling_of(ask, len(prompt), self.bounds)
         reach = reach_of(ask, len(prompt))
         start = perf_counter()
-        chain = Chain(self._root, self._block_size, prompt)
+        chain = Chain(self._space, prompt)
         submission = Submission(
             id=RequestId(uuid4().hex),
             chain=chain,

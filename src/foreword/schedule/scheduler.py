@@ -222,7 +222,7 @@ class Scheduler:
         start = lease.matched_tokens
         tokens = grant(start, len(request.chain) - start, draft.spare, cache.block_size)
         whole = -(-(len(request.chain) + 1) // cache.block_size)
-        room = tokens > 0 and (not self._running or whole - matched <= cache.num_available)
+        room = tokens > 0 and (not self._running or whole - matched <= cache.num_available(lease.tenant))
         copies = cache.reserve(lease, start, start + tokens) if room else None
         if copies is None:
             cache.release(lease)

@@ -6,6 +6,7 @@ therefore shows as another answer than `answer()` gives.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from foreword.base.ids import PENDING_TOKEN, BlockId, RequestId
@@ -34,22 +35,37 @@ def _draw(cells: Sequence[bytes]) -> int:
     return blake2b(b"".join(cells), digest_size=2).digest()[0] % VOCABULARY
 
 
-def cells(tokens: Sequence[int], world: bytes = b"") -> list[bytes]:
-    """What the blocks of these tokens hold, one cell a token; `world` stands for all else that shapes KV."""
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that shapes KV besides tokens, from one position on."""
+
+    name: bytes = b""
+    start: int = 0
+
+    def at(self, position: int) -> bytes:
+        """What it adds to the cell at a position."""
+        return self.name if position == self.start else b""
+
+
+PLAIN = World()
+
+
+def cells(tokens: Sequence[int], world: World = PLAIN) -> list[bytes]:
+    """What the blocks of these tokens hold, one cell a token; `world` stands for the rest."""
     row: list[bytes] = []
-    for token in tokens:
-        row.append(_cell(row[-1] if row else world, token))
+    for position, token in enumerate(tokens):
+        row.append(_cell((row[-1] if row else b"") + world.at(position), token))
     return row
 
 
 def answer(
-    prompt: Sequence[int], num_tokens: int, stop_ids: frozenset[int] = frozenset(), world: bytes = b""
+    prompt: Sequence[int], num_tokens: int, stop_ids: frozenset[int] = frozenset(), world: World = PLAIN
 ) -> list[int]:
     """The tokens that a correct server gives, computed alone and without a cache."""
     row, out = cells(prompt, world), list[int]()
     while len(out) < num_tokens and not (out and out[-1] in stop_ids):
         out.append(_draw(row))
-        row.append(_cell(row[-1], out[-1]))
+        row.append(_cell(row[-1] + world.at(len(row)), out[-1]))
     return out
 
 
@@ -59,8 +75,8 @@ class FakeRunner:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.memory: list[list[bytes | None]] = [[None] * block_size for _ in range(num_blocks)]
-        self.worlds: dict[RequestId, bytes] = {}
-        """What else shapes a request's KV (its tenant, adapter, ...); b"" unless set."""
+        self.worlds: dict[RequestId, World] = {}
+        """What else shapes a request's KV (its tenant, adapter, ...); nothing unless set."""
         self.fails: Callable[[Plan], bool] = lambda _: False
         self.tokens_computed = 0
         self._last: dict[RequestId, int] = {}
@@ -84,10 +100,11 @@ class FakeRunner:
         return StepResult(samples)
 
     def _write(self, chunk: Chunk) -> None:
-        before = self._read(chunk.blocks, chunk.start - 1) if chunk.start else self.worlds.get(chunk.request, b"")
+        before = self._read(chunk.blocks, chunk.start - 1) if chunk.start else b""
+        world = self.worlds.get(chunk.request, PLAIN)
         for position, token in enumerate(chunk.tokens, chunk.start):
             known = self._last[chunk.request] if token == PENDING_TOKEN else token
-            before = _cell(before, known)
+            before = _cell(before + world.at(position), known)
             self.memory[chunk.blocks[position // self.block_size]][position % self.block_size] = before
             self.tokens_computed += 1
 

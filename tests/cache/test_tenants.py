@@ -1,0 +1,93 @@
+"""Tenants share nothing but public heads, and a flood by one never evicts what another is sure of."""
+
+from foreword.base.params import EVERYTHING
+from foreword.cache.identity import PUBLIC, Chain, Space, Tenant, root
+from foreword.cache.lease import Lease
+from foreword.cache.prefix_cache import PrefixCache
+
+BLOCK = 4
+PLAIN = Space(root({"weights": "w"}, BLOCK), BLOCK)
+RED, BLUE = Tenant("red", b"red salt"), Tenant("blue", b"blue salt")
+HEAD = list(range(100, 108))
+OPEN = Space(PLAIN.root, BLOCK, frozenset(Chain(PLAIN, HEAD).hashes))
+
+
+def run(cache: PrefixCache, chain: Chain) -> Lease:
+    lease = cache.acquire(chain, EVERYTHING)
+    assert cache.reserve(lease, lease.matched_tokens, len(chain)) is not None
+    cache.publish(lease, chain, len(chain))
+    return lease
+
+
+def hit(cache: PrefixCache, chain: Chain) -> int:
+    lease = cache.acquire(chain, EVERYTHING)
+    cache.release(lease)
+    return lease.matched_tokens
+
+
+def test_the_stranger_misses_and_the_owner_hits() -> None:
+    cache = PrefixCache(16, BLOCK)
+    cache.release(run(cache, Chain(PLAIN, [*HEAD, 1], tenant=RED)))
+    assert hit(cache, Chain(PLAIN, [*HEAD, 1], tenant=BLUE)) == 0
+    assert hit(cache, Chain(PLAIN, [*HEAD, 1])) == 0
+    assert hit(cache, Chain(PLAIN, [*HEAD, 1], tenant=RED)) == 8
+
+
+def test_all_tenants_share_the_public_head_and_nothing_beyond() -> None:
+    cache = PrefixCache(16, BLOCK)
+    red = Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=RED)
+    assert red.first_private == 2
+    cache.release(run(cache, red))
+    assert hit(cache, Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=BLUE)) == 8
+    assert hit(cache, Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=RED)) == 12
+    assert [red.owner(i) for i in range(3)] == [PUBLIC, PUBLIC, "red"]
+
+
+def test_a_head_that_is_public_only_in_part_is_shared_in_part() -> None:
+    other = Chain(OPEN, [*HEAD[:4], 9, 9, 9, 9, 9], tenant=BLUE)
+    assert other.first_private == 1
+    assert other.hashes[0] == Chain(OPEN, HEAD, tenant=RED).hashes[0]
+    assert other.hashes[1] != Chain(OPEN, [*HEAD[:4], 9, 9, 9, 9, 9], tenant=RED).hashes[1]
+
+
+def test_the_salt_enters_once_right_after_the_head_also_when_it_is_generated_later() -> None:
+    grown = Chain(OPEN, HEAD[:6], tenant=RED)
+    for token in [*HEAD[6:], 1, 2, 3, 4]:
+        grown.append(token)
+    whole = Chain(OPEN, [*HEAD, 1, 2, 3, 4], tenant=RED)
+    assert grown.hashes == whole.hashes
+    assert (grown.first_private, whole.first_private) == (2, 2)
+
+
+def test_a_flood_never_evicts_what_another_is_sure_of() -> None:
+    cache = PrefixCache(16, BLOCK, shares={"red": 8, "blue": 8})
+    mine = Chain(PLAIN, [*range(20)], tenant=BLUE)
+    cache.release(run(cache, mine))
+    for i in range(40):
+        cache.release(run(cache, Chain(PLAIN, [i + 200] * 9, tenant=RED)))
+    assert hit(cache, mine) == 19
+    cache.check([])
+
+
+def test_what_is_over_its_share_goes_first() -> None:
+    cache = PrefixCache(16, BLOCK, shares={"red": 4, "blue": 12})
+    for i in range(4):
+        cache.release(run(cache, Chain(PLAIN, [i] * 8, tenant=RED)))  # 8 blocks, 4 over its share
+    young = Chain(PLAIN, [9] * 9, tenant=RED)
+    assert cache.num_available("blue") == 8 + 4
+    assert cache.num_available("red") == 8 + 8
+    lease = cache.acquire(Chain(PLAIN, [7] * 48, tenant=BLUE), EVERYTHING)
+    assert cache.reserve(lease, 0, 49) is None
+    assert cache.reserve(lease, 0, 48) == ()
+    assert cache.num_available("red") == 4
+    cache.check([lease])
+    assert hit(cache, young) == 0
+
+
+def test_public_blocks_outlive_any_flood() -> None:
+    cache = PrefixCache(12, BLOCK)
+    cache.release(run(cache, Chain(OPEN, [*HEAD, 1], tenant=RED)))
+    for i in range(40):
+        cache.release(run(cache, Chain(OPEN, [i + 200] * 9, tenant=BLUE)))
+    assert hit(cache, Chain(OPEN, [*HEAD, 1], tenant=BLUE)) == 8
+    cache.check([])
