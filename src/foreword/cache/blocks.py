@@ -43,7 +43,7 @@ class Shelf:
 class BlockPool:
     """Counts holders, keeps hashes, and orders unheld hashed blocks by when they were last let go.
 
-    """One owner's published blocks; the unheld ones in the order in which they were let go, oldest first."""
+    The order of a shelf is its eviction order, least recently released first. Whoever releases a prefix releases its
     tail first; then a parent is never older than its child, and the oldest block of an owner is always a leaf.
     """
 
