@@ -79,7 +79,7 @@ class LLM:
         self._stop = weakref.finalize(self, self._assembly.close)
 
     def generate(
-        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], **wishes: Unpack[Wishes]
+        self, prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], **wishes: Unpack[Wishes]
     ) -> list[Result]:
         """Answers to prompts, in their order; they run together.
 

@@ -16,8 +16,8 @@ def loading(console: Console, first: str) -> Generator[Tell]:
     On anything but a terminal the lines are printed plainly.
     """
     if not console.is_terminal:
-        console.print(first, highlight=False)
-        yield lambda text: console.print(text, highlight=False)
+        console.print(first, highlight=False, soft_wrap=True)
+        yield lambda text: console.print(text, highlight=False, soft_wrap=True)
         return
     columns = (SpinnerColumn(finished_text="[green]✓[/]"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:

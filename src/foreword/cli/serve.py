@@ -32,7 +32,7 @@ class Serve:
 
     def run(self) -> int:
         """Serve until stopped."""
-        from foreword.server import Listener, Service, check_address, create_app
+        from foreword.server import Listener, check_address, create_app, serving
         from foreword.telemetry import Metrics
 
         _log_to_stderr()
@@ -42,16 +42,7 @@ class Serve:
         console, metrics = Console(), Metrics()
         with loading(console, "Loading the model") as tell:
             assembly = assemble(config, tell, metrics)
-        names = (assembly.card.name,)
-        service = Service(
-            front=assembly.front,
-            engine=assembly.worker,
-            metrics=metrics,
-            models=names,
-            config=config,
-            effective=assembly.effective,
-        )
-        listener = Listener(create_app(service), self.server)
+        listener = Listener(create_app(serving(assembly, metrics)), self.server)
         _say_what_is_served(console, assembly, listener.url)
         with suppress(KeyboardInterrupt):  # the web server has stopped, and passes on the signal that stopped it
             listener.run()
@@ -62,17 +53,18 @@ class Serve:
 
 def _say_what_is_served(console: Console, assembly: Assembly, url: str) -> None:
     state = assembly.effective
-    gib = assembly.limits.num_blocks * assembly.block_bytes / 2**30
-    cache = "prefixes are reused" if assembly.config.cache.cache else "off: every prompt is computed whole"
-    console.print(
-        f"[bold]{assembly.card.name}[/] on {state['device']}, {state['dtype']}, attention {state['attention']}"
+    gib = int(state["kv_bytes"]) / 2**30
+    cache = "on" if state["cache"] else "off (every prompt is computed whole)"
+    pool = (
+        f"{state['num_blocks']:,} blocks of {state['block_size']} tokens = {state['kv_tokens']:,} tokens, {gib:.2f} GiB"
     )
-    console.print(
-        f"cache: {cache}; {assembly.limits.num_blocks:,} blocks of {assembly.limits.block_size} tokens"
-        f" = {state['kv_tokens']:,} tokens, {gib:.2f} GiB; context {assembly.limits.max_context:,} tokens",
-        highlight=False,
+    lines = (
+        f"[bold]{state['model']}[/] on {state['device']}, {state['dtype']}, attention {state['attention']}",
+        f"Cache {cache}: {pool}; context {state['max_context']:,} tokens",
+        f"[green]Listening on {url}[/] (Ctrl-C stops)",
     )
-    console.print(f"[green]Listening on {url}[/]  (try {url}/v1/models; Ctrl-C stops)", highlight=False)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _log_to_stderr() -> None:
