@@ -55,6 +55,7 @@ def test_modules_and_folders_have_names_that_say_something() -> None:
         (rules.no_empty_words, "class BlockManager: ..."),
         (rules.no_empty_words, "def error_handler(): ..."),
         (rules.no_empty_words, "class HTTPMixin: ..."),
+        (rules.no_empty_words, "class CommonBlock: ..."),
         (rules.only_pure_imports, "import numpy as np"),
         (rules.only_pure_imports, "from time import monotonic"),
         (rules.only_pure_imports, "def f():\n    import logging"),
@@ -76,7 +77,7 @@ def test_a_broken_rule_is_found(rule: rules.Rule, broken: str) -> None:
         ),
         (rules.no_module_level_mutables, "log = logging.getLogger(__name__)\nKEEP = frozenset({1})"),
         (rules.no_module_level_mutables, "def f():\n    seen = {}\n    return seen"),
-        (rules.no_empty_words, "class Scheduler: ...\ndef uncommon(): ...\ndef publish(): ..."),
+        (rules.no_empty_words, "class Scheduler: ...\ndef common_tokens(): ...\ndef publish(): ..."),
         (rules.only_pure_imports, "from hashlib import sha256\nfrom foreword.base.ids import BlockId"),
     ],
 )
