@@ -2,9 +2,12 @@
 
 import logging
 import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Thread
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from tyro.conf import OmitArgPrefixes
@@ -13,6 +16,9 @@ from foreword.assemble import Assembly, assemble
 from foreword.base.config import Config, ScheduleConfig, ServerConfig
 from foreword.cli.flags import CacheFlags, ModelFlags
 from foreword.cli.loading import loading
+
+if TYPE_CHECKING:
+    from foreword.server import Listener
 
 _LEAVE_S = 2.0
 """Seconds that the step under way gets after a second Ctrl-C."""
@@ -43,7 +49,7 @@ class Serve:
         with loading(console, "Loading the model") as tell:
             assembly = assemble(config, tell, metrics)
         listener = Listener(create_app(serving(assembly, metrics)), self.server)
-        _say_what_is_served(console, assembly, listener.url)
+        Thread(target=_say_what_is_served, args=(console, assembly, listener), daemon=True).start()
         with suppress(KeyboardInterrupt):  # the web server has stopped, and passes on the signal that stopped it
             listener.run()
         # Whoever waited for an answer has it, or has gone.
@@ -51,7 +57,10 @@ class Serve:
         return 0
 
 
-def _say_what_is_served(console: Console, assembly: Assembly, url: str) -> None:
+def _say_what_is_served(console: Console, assembly: Assembly, listener: "Listener") -> None:
+    """Once it is true: a script that reads the last line may send its first request, or its first signal."""
+    while not listener.started:
+        time.sleep(0.01)
     state = assembly.effective
     gib = int(state["kv_bytes"]) / 2**30
     cache = "on" if state["cache"] else "off (every prompt is computed whole)"
@@ -61,7 +70,7 @@ def _say_what_is_served(console: Console, assembly: Assembly, url: str) -> None:
     lines = (
         f"[bold]{state['model']}[/] on {state['device']}, {state['dtype']}, attention {state['attention']}",
         f"Cache {cache}: {pool}; context {state['max_context']:,} tokens",
-        f"[green]Listening on {url}[/] (Ctrl-C stops)",
+        f"[green]Listening on {listener.url}[/] (Ctrl-C stops)",
     )
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

@@ -64,6 +64,7 @@ class Tokenizer:
         """Read the files now. Raises ModelRefused when the directory has no tokenizer that can be read."""
         with self._lock:
             _ = self._loaded
+        _ = self.vocabulary
 
     def encode(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Ids of `text`; special tokens that are spelled out in it count as such.

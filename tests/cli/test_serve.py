@@ -1,0 +1,98 @@
+"""`foreword serve` as a process: it says what it serves, answers, and stops as it was told."""
+
+import json
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import spawn
+
+
+class Server:
+    """A running `foreword serve` on a free port."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] = spawn("serve", "--port", "0", "--kv-cache", "64")
+        self.lines: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.search(r"Listening on (http://\S+)", line):
+                self.url = found[1]
+                return
+        raise AssertionError("".join(self.lines))
+
+    def complete(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        body = {"model": "SmolLM2-135M-Instruct", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def wait_until_running(self) -> None:
+        while True:
+            with urllib.request.urlopen(f"{self.url}/v1/cache", timeout=60) as answer:
+                if json.load(answer)["requests"]["running"]:
+                    return
+            time.sleep(0.02)
+
+    def wait_for(self, text: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if text in line:
+                return
+        raise AssertionError("".join(self.lines))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_says_its_state_then_drains_when_terminated(server: Server) -> None:
+    said = "".join(server.lines)
+    assert "SmolLM2-135M-Instruct on cpu" in said
+    assert "64 blocks of 16 tokens = 1,024 tokens" in said
+    assert "context 1,024 tokens" in said
+    answers: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(server.complete("Once upon a time", 60)))
+    asking.start()
+    server.wait_until_running()
+    server.process.send_signal(signal.SIGTERM)
+    asking.join()
+    assert answers[0]["usage"]["completion_tokens"] == 60
+    assert server.process.wait(20) == 0
+
+
+def test_the_second_interrupt_leaves_at_once(server: Server) -> None:
+    broken: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            server.complete("Once upon a time", 1000)
+        except Exception as error:
+            broken.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    server.wait_until_running()
+    server.process.send_signal(signal.SIGINT)
+    server.wait_for("Waiting for")
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(10) == 0
+    assert time.monotonic() - start < 5
+    asking.join()
+    assert broken
