@@ -6,6 +6,16 @@ from foreword.base.ids import BlockId
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """Compare the whole of two blocks that should hold the same keys and values."""
+
+    own: BlockId
+    """Computed just now."""
+    published: BlockId
+    """What everybody reuses."""
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Copy the first `num_tokens` tokens of block `source` into block `target`, in every layer.
 

@@ -155,6 +155,32 @@ class PrefixCache:
         self.generation += 1
         return Flushed(dropped=before.cached, still_held=before.held)
 
+    def quarantine(self, name: BlockHash) -> int:
+        """Forget a block and all that continues it; running requests publish nothing more. Blocks that were dropped."""
+        order, todo = list[BlockHash](), [name]
+        while todo:
+            name = todo.pop()
+            if self._index.find(name) is not None:
+                order.append(name)
+                todo += self._index.children(name)
+        for found in reversed(order):
+            self._pool.unlabel(self._index.drop(found))
+        self.generation += 1
+        return len(order)
+
+    def check_idle(self) -> None:
+        """What must hold when nobody holds anything; cheap enough for every such moment. Raises InvariantBroken."""
+        state = self._pool.state()
+        if state.held:
+            raise InvariantBroken(f"nothing runs and {state.held} blocks are held: {state}")
+        if len(self._index) != state.cached:
+            raise InvariantBroken(f"{len(self._index)} blocks can be found and {state.cached} are cached: {state}")
+
+    def shut(self) -> None:
+        """Reuse nothing and publish nothing from now on."""
+        self.flush()
+        self.enabled = False
+
     def check(self, leases: Iterable[Lease]) -> None:
         """Compare the books with the leases that exist; InvariantBroken on the first contradiction. O(blocks)."""
         holders = [0] * self._pool.num_blocks

@@ -1,9 +1,11 @@
-"""Engine: the loop of one step. Plan, execute, commit; abort on any exception."""
+"""Engine: the loop of one step. Plan, execute, commit; abort on any exception; audit when nothing else is to do."""
 
 import logging
 
+from foreword.base.errors import InvariantBroken
 from foreword.engine.sockets import Clock, Observer, Runner
-from foreword.schedule.plan import Outcome, Plan
+from foreword.schedule.audit import Auditor
+from foreword.schedule.plan import Outcome, Plan, StepStats
 from foreword.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -12,20 +14,30 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Drives a scheduler with a runner. Single-threaded; `worker.Worker` is the thread around it."""
 
-    __slots__ = ("clock", "observer", "runner", "scheduler")
+    __slots__ = ("auditor", "clock", "observer", "runner", "scheduler")
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Clock, observer: Observer) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, clock: Clock, observer: Observer, auditor: Auditor | None = None
+    ) -> None:
+        self.auditor = auditor
         self.scheduler = scheduler
         self.runner = runner
         self.clock = clock
         self.observer = observer
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would find anything to do."""
+        return self.scheduler.busy or (self.auditor is not None and self.auditor.busy)
 
     def step(self) -> Outcome | None:
         """Do one step. None: there is nothing to compute."""
         start = self.clock.now()
         plan = self.scheduler.plan(start)
         if plan is None:
-            return None
+            return self._audit()
+        if self.auditor is not None:
+            self.auditor.rest()
         before = self.clock.now()
         try:
             result = self.runner.execute(plan)
@@ -34,8 +46,41 @@ class Engine:
         after = self.clock.now()
         outcome = self.scheduler.commit(plan, result, after)
         self.observer.observe(outcome)
+        if not self.scheduler.busy:
+            self._check()
         end = self.clock.now()
         self.observer.observe_step(end - start, (end - after) + (before - start))
+        return outcome
+
+    def _check(self) -> None:
+        """The last request is over: nobody may hold anything now. If the books are wrong, go on without the cache."""
+        try:
+            self.scheduler.cache.check_idle()
+        except InvariantBroken as broken:
+            _log.critical("the cache is shut, prompts are computed whole from now on: %s", broken)
+            self.scheduler.cache.shut()
+
+    def _audit(self) -> Outcome | None:
+        """Nobody wants anything: recompute a piece of what was reused."""
+        auditor = self.auditor
+        plan = None if auditor is None or self.scheduler.busy else auditor.plan()
+        if auditor is None or plan is None:
+            return None
+        try:
+            self.runner.execute(plan)
+            pairs = auditor.commit(plan)
+            verdict = auditor.judge(pairs, self.runner.compare(pairs)) if pairs else None
+        except Exception as error:  # noqa: BLE001  an audit that fails costs nobody anything
+            _log.warning("an audit failed", exc_info=error)
+            auditor.give_up()
+            return None
+        if verdict is None:
+            return Outcome(-1, ())
+        if verdict.num_mismatched:
+            _log.error("an audit found wrong blocks; their prefix is out of the cache: %s", verdict)
+        stats = StepStats(blocks_audited=verdict.num_compared, blocks_mismatched=verdict.num_mismatched)
+        outcome = Outcome(-1, (), stats)
+        self.observer.observe(outcome)
         return outcome
 
     def _abort(self, plan: Plan, error: Exception) -> Outcome:

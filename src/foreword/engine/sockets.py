@@ -5,8 +5,10 @@ unit test   `testing.fakes.FakeRunner`    `testing.fakes.ManualClock` nobody
 """
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
+from foreword.cache.orders import Compare
 from foreword.schedule.plan import Outcome, Plan, StepResult
 
 
@@ -17,6 +19,13 @@ class Runner(Protocol):
         """Do the plan's copies, write the KV of every chunk, sample where a chunk has a draw.
 
         Raises anything on failure; nothing of the step may be believed then.
+        """
+        ...
+
+    def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
+        """For each pair the largest difference of any element, relative to the published block's largest element.
+
+        0 means equal to the bit; a NaN anywhere gives NaN.
         """
         ...
 

@@ -124,12 +124,12 @@ class Worker:
 
     def _take_inbox(self) -> bool:
         """Run all commands that came in, waiting for one if there is nothing else to do. False: time to end."""
-        scheduler, inbox = self._engine.scheduler, self._inbox
+        engine, inbox = self._engine, self._inbox
         while True:
             stopping = self._stopping  # read first: once it is set nothing more comes in
             while not inbox.empty():
                 inbox.get()()
-            if scheduler.busy:
+            if engine.busy:
                 return True
             if stopping:
                 return False

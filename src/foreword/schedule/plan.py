@@ -120,6 +120,9 @@ class StepStats:
     tokens_recomputed: int = 0
     tokens_generated: int = 0
     num_preemptions: int = 0
+    blocks_audited: int = 0
+    blocks_mismatched: int = 0
+    """Audited blocks that differed; their prefixes are out of the cache."""
     num_failures: int = 0
 
 

@@ -23,6 +23,7 @@ from foreword.base.params import FinishReason
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import Flushed, PrefixCache
+from foreword.schedule.audit import Auditor
 from foreword.schedule.budget import grant
 from foreword.schedule.plan import Chunk, Draw, Outcome, Plan, Sample, StepResult, StepStats, TokenEvent
 from foreword.schedule.queue import Queue
@@ -63,6 +64,7 @@ class Scheduler:
     """Owns the requests. Not thread-safe: one thread plans, commits, adds and cancels."""
 
     __slots__ = (
+        "_auditor",
         "_claims",
         "_flights",
         "_max_batch_tokens",
@@ -77,8 +79,11 @@ class Scheduler:
         "cache",
     )
 
-    def __init__(self, cache: PrefixCache, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, cache: PrefixCache, *, max_batch_tokens: int, max_running: int, auditor: Auditor | None = None
+    ) -> None:
         self.cache = cache
+        self._auditor = auditor
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._requests: dict[RequestId, Request] = {}
@@ -388,6 +393,8 @@ class Scheduler:
             return
         queue = self._waiting if request.lease is None else self._running
         self._release(request)
+        if self._auditor is not None and request.cached:
+            self._auditor.note(request.chain)
         queue.remove(request)
         del self._requests[request.id]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from foreword.base.ids import PENDING_TOKEN, BlockId, RequestId
+from foreword.cache.orders import Compare
 from foreword.schedule.plan import Chunk, Plan, Sample, StepResult
 
 VOCABULARY = 7
@@ -98,6 +99,10 @@ class FakeRunner:
                 self._last[chunk.request] = token
                 samples[chunk.request] = Sample(token)
         return StepResult(samples)
+
+    def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
+        """0 for equal blocks, 1 for others."""
+        return tuple(float(self.memory[pair.own] != self.memory[pair.published]) for pair in pairs)
 
     def _write(self, chunk: Chunk) -> None:
         before = self._read(chunk.blocks, chunk.start - 1) if chunk.start else b""
