@@ -30,7 +30,7 @@ _FIRST: Mapping[str, Any] = {
     "logprobs": None,
     "finish_reason": None,
 }
-"""What a stream's first chunk says before anything is known."""
+"""What a stream's first chunk says: who speaks."""
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -57,7 +57,7 @@ async def create_chat_completion(request: Request) -> Response:
             with_usage=bool(options and options.include_usage),
             with_report=form.cache.report,
         )
-        return streaming.response(_writer(form), [_FIRST])
+        return streaming.response(_writer(form), _FIRST)
     whole = (await gathered(request.receive, answers))[0]
     choice = ChatChoice(
         index=0,

@@ -83,16 +83,18 @@ class Streaming:
     with_usage: bool
     with_report: bool
 
-    def response(self, write: Writer, first: Sequence[Mapping[str, Any]] = ()) -> EventStream:
-        """The stream; `first` are choices to send before anything is known."""
+    def response(self, write: Writer, first: Mapping[str, Any] | None = None) -> EventStream:
+        """The stream; `first` is a choice to send ahead of the first piece."""
         return EventStream(self.answers, self._events(write, first), self._failed)
 
-    async def _events(self, write: Writer, first: Sequence[Mapping[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, write: Writer, first: Mapping[str, Any] | None) -> AsyncGenerator[dict[str, Any], None]:
         empty = {"usage": None} if self.with_usage else {}
-        for choice in first:
-            yield self.envelope.chunk(self.kind, [choice], **empty)
         usages: list[Usage] = []
         async for number, piece in merged(self.answers):
+            # Not before there is news: a chunk that comes at once would pass for the first token.
+            if first is not None:
+                yield self.envelope.chunk(self.kind, [first], **empty)
+                first = None
             if piece.finish is not None:
                 check_end(piece)
                 if piece.usage is None:

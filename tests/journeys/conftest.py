@@ -1,0 +1,95 @@
+"""Real servers: the embedded model behind a real socket, loaded once for all journeys."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from foreword.assemble import Assembly, assemble
+from foreword.base.config import CacheConfig, Config, ModelConfig, ScheduleConfig, ServerConfig
+from foreword.server import Listener, create_app, serving
+from foreword.telemetry import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One server, from outside and from inside."""
+
+    url: str
+    assembly: Assembly
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=120)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges as `name{label=value}` -> number."""
+        rows: dict[str, float] = {}
+        for family in text_string_to_metric_families(self.get("/metrics").text):
+            for sample in family.samples:
+                labels = ",".join(f"{key}={value}" for key, value in sample.labels.items())
+                rows[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+        return rows
+
+    def drained(self, timeout_s: float = 10.0) -> None:
+        """The drain check: soon nobody waits, runs or holds, every block is free or cached, and the books agree."""
+        end = time.monotonic() + timeout_s
+        while True:
+            state = self.get("/v1/cache").json()
+            if state["requests"] == {"waiting": 0, "running": 0} and state["blocks"]["held"] == 0:
+                break
+            assert time.monotonic() < end, f"still at work: {state['requests']}, {state['blocks']}"
+            time.sleep(0.02)
+        blocks = state["blocks"]
+        assert blocks["free"] + blocks["cached"] == blocks["capacity"]
+        self.assembly.worker.check()
+
+
+@contextmanager
+def running(cache: CacheConfig, schedule: ScheduleConfig) -> Iterator[Running]:
+    """Serve the embedded model on a free port."""
+    config = Config(model=ModelConfig(device="cpu"), cache=cache, schedule=schedule, server=ServerConfig(port=0))
+    metrics = Metrics()
+    assembly = assemble(config, observer=metrics)
+    listener = Listener(create_app(serving(assembly, metrics)), config.server, drain_s=5)
+    thread = threading.Thread(target=listener.run)
+    thread.start()
+    try:
+        while not listener.started:
+            time.sleep(0.01)
+        yield Running(url=listener.url, assembly=assembly)
+    finally:
+        listener.stop()
+        thread.join(15)
+        assembly.close(timeout_s=15)
+
+
+@pytest.fixture(scope="session")
+def loaded() -> Iterator[Running]:
+    """The server of most journeys."""
+    with running(CacheConfig(kv_cache="640"), ScheduleConfig()) as server:
+        yield server
+
+
+@pytest.fixture
+def server(loaded: Running) -> Iterator[Running]:
+    """The shared server, with nothing cached; after each journey it must hold nothing."""
+    loaded.drained()
+    loaded.assembly.worker.flush()
+    yield loaded
+    loaded.drained()
+
+
+@pytest.fixture
+def small() -> Iterator[Running]:
+    """A server of its own for one journey: six blocks, two requests at a time, three in the queue."""
+    schedule = ScheduleConfig(max_running=2, max_waiting=3, max_batch_tokens=64)
+    with running(CacheConfig(kv_cache="6"), schedule) as server:
+        yield server
