@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack, cast, get_args, get_origin, get_type_hints
 
@@ -174,7 +175,7 @@ def _prompts(prompts: Any) -> list[str | tuple[int, ...]]:
     if isinstance(prompts, str):
         return [prompts]
     listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
+    if listed and all(isinstance(item, Integral) for item in listed):
         return [tuple(listed)]
     return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in listed]
 

@@ -5,6 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy
 import pytest
 
 import foreword
@@ -64,6 +65,8 @@ def test_ids_and_text_are_the_same_prompt(llm: LLM) -> None:
     by_text = llm.generate(text, max_tokens=4)[0]
     assert [result.token_ids for result in llm.generate([ids, tuple(ids)], max_tokens=4)] == [by_text.token_ids] * 2
     assert llm.generate(ids, max_tokens=4)[0].token_ids == by_text.token_ids
+    rows: Any = numpy.array([ids, ids])
+    assert llm.generate(rows, max_tokens=4)[1].token_ids == by_text.token_ids
     assert llm.generate([]) == []
 
 

@@ -1,6 +1,7 @@
 """Messages to ids through the model's own template, whole."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +39,10 @@ def test_no_messages(tokenizer: Tokenizer) -> None:
         ({"role": "user"}, "messages.1.content"),
         ({"role": "user", "content": [{"type": "text", "text": "x"}]}, "messages.1.content"),
         ({"role": 3, "content": "x"}, "messages.1.role"),
+        ("hello", "messages.1"),
     ],
 )
-def test_a_message_that_is_not_text_is_named(tokenizer: Tokenizer, message: dict[str, object], field: str) -> None:
+def test_a_message_that_is_not_text_is_named(tokenizer: Tokenizer, message: Any, field: str) -> None:
     with pytest.raises(RequestError) as caught:
         chat_ids(tokenizer, [*HELLO, message])
     assert caught.value.field == field

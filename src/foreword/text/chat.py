@@ -4,8 +4,8 @@ The template's text is tokenised whole, never message by message: cutting it els
 model was trained on, and other block hashes for the same conversation.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from foreword.base.errors import RequestError
 from foreword.text.tokenizer import Message, Tokenizer
@@ -35,9 +35,11 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
 def _check(messages: Sequence[Message]) -> None:
     if not messages:
         raise RequestError("messages is empty; give at least one message", field="messages")
-    for i, message in enumerate(messages):
+    for i, message in enumerate(cast(Sequence[object], messages)):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages.{i} is {type(message).__name__}; it must be an object", field=f"messages.{i}")
         for name in ("role", "content"):
-            value: Any = message.get(name)
+            value = cast(Message, message).get(name)
             if not isinstance(value, str):
                 raise RequestError(
                     f"messages.{i}.{name} is {type(value).__name__}; it must be a string", field=f"messages.{i}.{name}"
