@@ -57,6 +57,8 @@ def test_counters_add_up_the_outcomes() -> None:
             tokens_generated=2,
             num_preemptions=1,
             num_failures=1,
+            blocks_audited=4,
+            blocks_mismatched=1,
         )
         metrics.observe(Outcome(step, (), stats))
     rows = read(metrics)
@@ -66,6 +68,8 @@ def test_counters_add_up_the_outcomes() -> None:
     assert rows["foreword_tokens_generated_total"] == 6
     assert rows["foreword_preemptions_total"] == 3
     assert rows["foreword_step_failures_total"] == 3
+    assert rows["foreword_blocks_audited_total"] == 12
+    assert rows["foreword_blocks_mismatched_total"] == 3
     assert rows["foreword_steps_total"] == 3
 
 

@@ -9,6 +9,7 @@ anything else    500, with nothing of its inside
 """
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from starlette.exceptions import HTTPException
 
 from foreword.base.errors import CapacityError, ForewordError, NotFound, RequestError, StepFailed
 from foreword.server.wire import ErrorDetail, ErrorReply
+
+_log = logging.getLogger(__name__)
 
 MAX_SHOWN = 80
 """Characters of a wrong value that its error message repeats."""
@@ -82,6 +85,7 @@ def refusal_of(error: ForewordError, *, alive: bool) -> Refusal:
         return Refusal(status=503, message=str(error), code="unavailable", retry_after_s=10.0)
     if isinstance(error, StepFailed):
         return Refusal(status=500, message=str(error), code="step_failed")
+    _log.error("a request met a fault of ours", exc_info=error)
     return INTERNAL
 
 

@@ -74,6 +74,8 @@ class Metrics:
             totals["tokens_generated"] += stats.tokens_generated
             totals["preemptions"] += stats.num_preemptions
             totals["step_failures"] += stats.num_failures
+            totals["blocks_audited"] += stats.blocks_audited
+            totals["blocks_mismatched"] += stats.blocks_mismatched
             for event in outcome.events:
                 self._count_event(event, now)
 
@@ -149,6 +151,8 @@ _COUNTERS: Mapping[str, str] = {
     "tokens_generated": "Tokens sampled.",
     "preemptions": "Times a running request gave its blocks back to make room.",
     "step_failures": "Steps that were aborted.",
+    "blocks_audited": "Blocks that were computed again in idle time and compared.",
+    "blocks_mismatched": "Audited blocks that differed; their prefixes are out of the cache.",
     "steps": "Steps committed or aborted.",
 }
 

@@ -32,13 +32,9 @@ async def create_completion(request: Request) -> Response:
     service = service_of(request)
     form = await read(request, CompletionRequest)
     check_model(form, service)
-    prompts = _prompts(form)
-    if form.cache.report and len(prompts) > 1:
-        message = "cache.report is for a single prompt; this request has several"
-        raise Refused(Refusal(status=400, message=message, code="unsupported_value", field="cache.report"))
 
     def submit(answers: list[Answer]) -> None:
-        _submit(form, prompts, service.front, answers)
+        _submit(form, service.front, answers)
 
     answers = await submitted(submit, _NAMES)
     names = envelope("cmpl", service)
@@ -84,7 +80,11 @@ def _prompts(form: CompletionRequest) -> list[str | tuple[int, ...]]:
     return [one if isinstance(one, str) else tuple(one) for one in cast(list[str | list[int]], prompt)]
 
 
-def _submit(form: CompletionRequest, prompts: list[str | tuple[int, ...]], front: Front, answers: list[Answer]) -> None:
+def _submit(form: CompletionRequest, front: Front, answers: list[Answer]) -> None:
+    prompts = _prompts(form)
+    if form.cache.report and len(prompts) > 1:
+        message = "cache.report is for a single prompt; this request has several"
+        raise Refused(Refusal(status=400, message=message, code="unsupported_value", field="cache.report"))
     for prompt in prompts:
         ask = ask_of(form, prompt, max_tokens=form.max_tokens, logprobs=form.logprobs)
         answers.append(front.submit(ask))
