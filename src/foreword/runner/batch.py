@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foreword.base.ids import RequestId
 from foreword.runner.attention.tiles import Segment
+from foreword.runner.linear import pad_rows
 from foreword.schedule.plan import Chunk, Draw
 
 _PAD_TOKEN = 0
@@ -29,8 +30,8 @@ class Batch:
     """T."""
 
 
-def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...], rows_to: int, device: torch.device) -> Batch:
-    """Lay the chunks out. `tokens` are their ids with nothing pending; T is rounded up to a multiple of `rows_to`."""
+def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...], device: torch.device) -> Batch:
+    """Lay the chunks out. `tokens` are their ids with nothing pending; `linear.pad_rows` says what T becomes."""
     segments: list[Segment] = []
     drawing: list[tuple[RequestId, Draw]] = []
     last_rows: list[int] = []
@@ -43,7 +44,7 @@ def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...], rows_t
         if chunk.draw is not None:
             drawing.append((chunk.request, chunk.draw))
             last_rows.append(len(ids) - 1)
-    padding = -len(ids) % rows_to
+    padding = pad_rows(len(ids)) - len(ids)
     ids.extend([_PAD_TOKEN] * padding)
     positions.extend([0] * padding)
     return Batch(

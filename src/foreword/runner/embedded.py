@@ -21,6 +21,11 @@ from foreword.runner import library
 Progress = Callable[[str], None]
 """Is told in words what is going on, once for each thing that takes seconds."""
 
+
+def silent(text: str) -> None:
+    """Progress for those who do not want to hear of it."""
+
+
 _FORMAT = 1
 """Raised when a conversion would come out differently."""
 

@@ -5,7 +5,7 @@ rest of the room reads like typed code and a rename is mended in one place.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -33,11 +33,11 @@ Config = Any
 
 def register_attention(function: Callable[..., object]) -> None:
     """Make `function` what models run when their attention is called ATTENTION_NAME."""
-    AttentionInterface.register(ATTENTION_NAME, cast(Any, function))
+    cast(Any, AttentionInterface).register(ATTENTION_NAME, function)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Silence the library's progress bars and warnings while a model loads; restores both."""
     level = _logging.get_verbosity()
     bars = _logging.is_progress_bar_enabled()
@@ -95,9 +95,8 @@ def layer_kinds(config: Config) -> tuple[str, ...]:
 
 def causal_class(config: Config) -> type[nn.Module] | None:
     """The class that would be built for a configuration, or None when the library has no causal model for it."""
-    mapping = cast(Any, AutoModelForCausalLM)._model_mapping
     try:
-        found = mapping[type(config)]
+        found = cast(Any, transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[type(config)]
     except KeyError:
         return None
     return cast("type[nn.Module]", found[0] if isinstance(found, tuple) else found)
@@ -140,6 +139,20 @@ def end_ids(model: nn.Module) -> frozenset[int]:
     if found is None:
         return frozenset()
     return frozenset(cast("list[int]", found)) if isinstance(found, (list, tuple)) else frozenset({int(found)})
+
+
+def max_positions(config: Config) -> int:
+    """Positions that the model knows. Raises ModelRefused when the configuration does not say."""
+    for field in ("max_position_embeddings", "n_positions"):
+        found = getattr(config, field, None)
+        if isinstance(found, int):
+            return found
+    raise ModelRefused(f"{type(config).__name__} does not say how many positions the model knows")
+
+
+def logits_layer(model: nn.Module) -> nn.Module | None:
+    """The layer that makes logits, if the model names one."""
+    return cast("nn.Module | None", cast(Any, model).get_output_embeddings())
 
 
 def config_fields(config: Config) -> Mapping[str, Any]:

@@ -3,8 +3,10 @@
 `load_runner` is the one entry for the rooms above.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -12,16 +14,18 @@ from torch import nn
 from foreword.base.config import CacheConfig, Config, ModelConfig
 from foreword.base.errors import ConfigError
 from foreword.runner import library
+from foreword.runner.attention.call import LayerFacts
+from foreword.runner.attention.heights import Heights, choose_heights, usual_heights
 from foreword.runner.attention.interface import attend
-from foreword.runner.embedded import Progress, cache_folder, embedded, materialise
+from foreword.runner.attention.sdpa import SdpaBackend
+from foreword.runner.embedded import Progress, cache_folder, embedded, materialise, silent
 from foreword.runner.fingerprint import ingredients
-from foreword.runner.layout import lay_out
+from foreword.runner.layout import LayerShape, lay_out
+from foreword.runner.linear import tile_linears
 from foreword.runner.memory import KVMemory, count_blocks
 from foreword.runner.runner import ModelCard, ModelRunner
 from foreword.runner.suitable import refuse_unsuitable
-from foreword.runner.survey import LayerFacts, survey
-
-_ROWS_TO = 16
+from foreword.runner.survey import survey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +38,12 @@ class Loaded:
     model: nn.Module
 
 
-def load_runner(config: Config, progress: Progress = lambda text: None) -> ModelRunner:
+def load_runner(config: Config, progress: Progress = silent) -> ModelRunner:
     """Load the model that the settings name and give it memory. Raises ModelRefused or ConfigError."""
     return equip(load(config.model, progress), config.model, config.cache)
 
 
-def load(config: ModelConfig, progress: Progress = lambda text: None) -> Loaded:
+def load(config: ModelConfig, progress: Progress = silent) -> Loaded:
     """Find the model, refuse it if it is unsuitable, and load its weights."""
     name, directory = find(config, progress)
     device = pick_device(config)
@@ -52,17 +56,17 @@ def load(config: ModelConfig, progress: Progress = lambda text: None) -> Loaded:
     return Loaded(name=name, directory=directory, model=model.to(device))
 
 
-def find(config: ModelConfig, progress: Progress = lambda text: None) -> tuple[str, Path]:
+def find(config: ModelConfig, progress: Progress = silent) -> tuple[str, Path]:
     """The model's name and the local directory of its files, converted or downloaded if need be."""
-    carried = embedded(config.model)
-    if carried is not None and not (config.model and Path(config.model).is_dir()):
-        return carried.name, materialise(carried, cache_folder(config.cache_dir), progress)
-    assert config.model is not None
-    path = Path(config.model).expanduser()
-    if path.is_dir():
+    path = Path(config.model).expanduser() if config.model else None
+    if path is not None and path.is_dir():
         return path.resolve().name, path
-    progress(f"Fetching {config.model}")
-    return config.model, Path(library.snapshot(config.model))
+    carried = embedded(config.model)
+    if carried is not None:
+        return carried.name, materialise(carried, cache_folder(config.cache_dir), progress)
+    name = str(config.model)
+    progress(f"Fetching {name}")
+    return name, Path(library.snapshot(name))
 
 
 def pick_device(config: ModelConfig) -> torch.device:
@@ -90,9 +94,14 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     """Give a loaded model its KV memory. Raises ModelRefused when its layers do not fit."""
     model, settings = loaded.model, library.config_of(loaded.model)
     facts = survey(loaded.name, model)
-    layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     weight = next(model.parameters())
+    on_cpu = weight.device.type == "cpu"
+    covered = tile_linears(model) if on_cpu else False
+    layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
+    memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
+    slots = {fact.layer: slot for slot, fact in enumerate(facts)}
+    backend = SdpaBackend(memory, slots, _heights(facts, weight.dtype, on_cpu=on_cpu))
     computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype), "attention": "tiled 1"}
     memo = cache_folder(config.cache_dir) / "digests.json"
     card = ModelCard(
@@ -100,34 +109,50 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
         directory=str(loaded.directory or ""),
         device=weight.device.type,
         dtype=str(weight.dtype).removeprefix("torch."),
-        attention="sdpa",
+        attention=backend.name,
+        exact=covered and backend.exact,
         vocab_size=int(settings.vocab_size),
-        max_context=int(settings.max_position_embeddings),
+        max_context=library.max_positions(settings),
         end_ids=library.end_ids(model),
         num_parameters=sum(p.numel() for p in model.parameters()),
         flops_per_token=2 * _body_parameters(model),
         flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
         ingredients=ingredients(model, loaded.directory, memo, computing),
     )
-    memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
-    return ModelRunner(model, card, memory, tuple(fact.layer for fact in facts), _ROWS_TO)
+    return ModelRunner(model, card, memory, backend)
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def _heights(facts: tuple[LayerFacts, ...], dtype: torch.dtype, *, on_cpu: bool) -> dict[int, Heights]:
+    """A rule for each layer; layers that compute alike share one trial."""
+    if not on_cpu:
+        return {fact.layer: usual_heights(fact.heads, fact.shape.kv_heads, exact=False) for fact in facts}
+    tried: dict[tuple[int, LayerShape, bool, bool], Heights] = {}
+    chosen: dict[int, Heights] = {}
+    for fact in facts:
+        key = (fact.heads, fact.shape, fact.scoring.softcap is None, fact.scoring.sinks is None)
+        if key not in tried:
+            tried[key] = choose_heights(fact, dtype)
+        chosen[fact.layer] = tried[key]
+    return chosen
+
+
 def _cpu_has_bfloat16() -> bool:
     """Whether the processor multiplies in bfloat16; where it does not, bfloat16 is slower than float32."""
-    cpu = torch.cpu
-    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    found: object = ask() if callable(ask) else {}
+    able: Mapping[str, object] = cast("Mapping[str, object]", found) if isinstance(found, Mapping) else {}
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def _body_parameters(model: nn.Module) -> int:
     """Parameters that every token passes through: all but the tables of embeddings and of output logits."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    head = model.get_output_embeddings()
+    head = library.logits_layer(model)
     if head is not None:
-        tables.add(id(head.weight))
+        tables |= {id(parameter) for parameter in head.parameters()}
     return sum(p.numel() for p in model.parameters() if id(p) not in tables)
 
 

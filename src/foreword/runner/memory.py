@@ -6,6 +6,7 @@ product, and 0 * NaN is NaN: what a freed block holds must never get that far.
 """
 
 import mmap
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -65,7 +66,10 @@ class KVMemory:
         self._units.index_copy_(0, places + base, vectors.reshape(-1, self.layout.unit))
 
     def runs(self, piece: Piece, blocks: Tensor) -> Tensor:
-        """Which rows hold `blocks` [n, count] of a piece at offset 0, for `read`: [n * heads * count * (dim / unit)]."""
+        """Which rows hold `blocks` [n, count] of a piece at offset 0, for `read`.
+
+        [n * heads * count * (dim / unit)] row numbers.
+        """
         size, unit = self.layout.block_size, self.layout.unit
         parts = piece.dim // unit
         device = self.buffer.device
@@ -121,7 +125,7 @@ def _auto_bytes(device: torch.device) -> int:
 def _available_ram() -> int:
     """Bytes that can be had without swapping; where the system does not say, what would give 4 GiB."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024

@@ -1,7 +1,7 @@
 """ModelRunner: what computes steps for the engine with a Hugging Face model."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import PENDING_TOKEN, RequestId
+from foreword.cache.orders import Compare
+from foreword.runner.attention.backend import Backend
 from foreword.runner.attention.interface import STEP_ARGUMENT
-from foreword.runner.attention.tiled import TiledStep
 from foreword.runner.batch import Batch, build
-from foreword.runner.copies import apply_copies
+from foreword.runner.copies import apply_copies, compare_blocks
 from foreword.runner.memory import KVMemory
 from foreword.runner.sampler import sample
 from foreword.schedule.plan import Chunk, Plan, StepResult
@@ -34,6 +35,8 @@ class ModelCard:
     dtype: str
     attention: str
     """The backend in use."""
+    exact: bool
+    """Whether a row's bits depend on its own tokens and positions only: a hit then changes no bit of an answer."""
     vocab_size: int
     max_context: int
     """Positions that the model knows."""
@@ -51,18 +54,12 @@ class ModelCard:
 class ModelRunner:
     """Implements `engine.sockets.Runner`."""
 
-    def __init__(
-        self, model: nn.Module, card: ModelCard, memory: KVMemory, layers: tuple[int, ...], rows_to: int
-    ) -> None:
-        """`layers` are the library's indices of the layers that store KV, in the order of the memory's layout.
-
-        A step is padded to a multiple of `rows_to` rows.
-        """
+    def __init__(self, model: nn.Module, card: ModelCard, memory: KVMemory, backend: Backend) -> None:
+        """`backend` reads and writes `memory`."""
         self._model = model
         self.card = card
         self.memory = memory
-        self._layers = {layer: slot for slot, layer in enumerate(layers)}
-        self._rows_to = rows_to
+        self._backend = backend
         self._last: OrderedDict[RequestId, int] = OrderedDict()
 
     @property
@@ -92,7 +89,7 @@ class ModelRunner:
             if not plan.chunks:
                 return StepResult({})
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            batch = build(plan.chunks, tokens, self._rows_to, self.memory.buffer.device)
+            batch = build(plan.chunks, tokens, self.memory.buffer.device)
             logits = self._forward(batch)
             samples = sample(logits[: len(batch.drawing)], [draw for _, draw in batch.drawing])
         drawn = {request: one for (request, _), one in zip(batch.drawing, samples, strict=True)}
@@ -100,17 +97,22 @@ class ModelRunner:
             self._remember(request, one.token)
         return StepResult(drawn)
 
+    def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
+        """See `engine.sockets.Runner`."""
+        with torch.inference_mode():
+            return compare_blocks(self.memory, pairs)
+
     def logits(self, plan: Plan) -> Tensor:
         """Run a plan and return the logits of every row [num_tokens, vocabulary], for tests and checks."""
         with torch.inference_mode():
             apply_copies(self.memory, plan.copies)
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            batch = build(plan.chunks, tokens, self._rows_to, self.memory.buffer.device)
+            batch = build(plan.chunks, tokens, self.memory.buffer.device)
             return self._forward(batch, torch.arange(plan.num_tokens, device=self.memory.buffer.device))
 
     def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""
-        step = TiledStep(self.memory, batch.segments, batch.total, self._layers)
+        step = self._backend.begin(batch.segments, batch.total)
         output = cast(Any, self._model)(
             input_ids=batch.ids,
             position_ids=batch.positions,

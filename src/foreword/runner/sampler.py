@@ -6,6 +6,7 @@ the same step again draws the same token, whatever shares the batch. So no rando
 
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sample]:
     if not draws:
         return []
     logits = logits.float()
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    tokens = _integers(logits.argmax(dim=-1))
     for row in [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]:
         tokens[row] = _draw(logits[row], draws[row])
     return [_report(logits[i], tokens[i], draw.sampling) for i, draw in enumerate(draws)]
@@ -58,5 +59,13 @@ def _report(logits: Tensor, token: int, sampling: Sampling) -> Sample:
     top: tuple[tuple[int, float], ...] = ()
     if sampling.logprobs > 0:
         best = torch.topk(logprobs, min(sampling.logprobs, logprobs.shape[0]))
-        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        top = tuple(zip(_integers(best.indices), _numbers(best.values), strict=True))
     return Sample(token, float(logprobs[token]), top)
+
+
+def _integers(tensor: Tensor) -> list[int]:
+    return cast("list[int]", cast(Any, tensor).tolist())
+
+
+def _numbers(tensor: Tensor) -> list[float]:
+    return cast("list[float]", cast(Any, tensor).tolist())

@@ -18,13 +18,11 @@ _KNOWN_ROPE = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
 _BATCH_ROPE = frozenset({"dynamic", "longrope"})
 
 
-def refuse_unsuitable(name: str, config: library.Config) -> type[nn.Module]:
-    """Return the class that will be built. Raises ModelRefused with the first reason against the model."""
+def refuse_unsuitable(name: str, config: library.Config) -> None:
+    """Raise ModelRefused with the first reason against the model, if there is one."""
     model_class = library.causal_class(config)
     for reason in _reasons(config, model_class):
         raise ModelRefused(f"{name}: {reason}")
-    assert model_class is not None
-    return model_class
 
 
 def _reasons(config: library.Config, model_class: type[nn.Module] | None) -> Iterator[str]:
@@ -55,8 +53,8 @@ def _layer_reasons(config: library.Config) -> Iterator[str]:
     if strange:
         share = sum(kind in strange for kind in kinds)
         yield (
-            f"{share} of its {len(kinds)} layers are of kind {', '.join(strange)}, whose state is not a list of keys and"
-            " values and cannot be restored from blocks"
+            f"{share} of its {len(kinds)} layers are of kind {', '.join(strange)}, whose state is not a list of keys"
+            " and values and cannot be restored from blocks"
         )
 
 

@@ -4,7 +4,6 @@ The configuration alone does not tell: names differ between models, dims differ 
 calls attention looks like one that does.
 """
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,25 +11,11 @@ from torch import Tensor, nn
 
 from foreword.base.errors import InvariantBroken, ModelRefused
 from foreword.runner import library
-from foreword.runner.attention.call import Call, Sight
+from foreword.runner.attention.call import Call, LayerFacts
 from foreword.runner.attention.interface import STEP_ARGUMENT
 from foreword.runner.layout import LayerShape
 
 _LISTENING = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFacts:
-    """One attention layer."""
-
-    layer: int
-    """The library's index of the layer."""
-    heads: int
-    shape: LayerShape
-    sight: Sight
-    scaling: float
-    softcap: float | None
-    sinks: bool
 
 
 class _Listener:
@@ -45,15 +30,7 @@ class _Listener:
         kv_heads, _, value_dim = call.value.shape
         shape = LayerShape(kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim)
         self.facts.append(
-            LayerFacts(
-                layer=call.layer,
-                heads=heads,
-                shape=shape,
-                sight=call.sight,
-                scaling=call.scaling,
-                softcap=call.softcap,
-                sinks=call.sinks is not None,
-            )
+            LayerFacts(layer=call.layer, heads=heads, shape=shape, sight=call.sight, scoring=call.scoring)
         )
         if not call.causal:
             self.complaints.append(f"layer {call.layer} is not causal")

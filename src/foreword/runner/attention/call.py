@@ -5,6 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from foreword.runner.layout import LayerShape
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -36,6 +38,17 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns products of queries and keys into weights."""
+
+    scaling: float
+    softcap: float | None = None
+    """Scores become cap * tanh(score / cap) before the mask."""
+    sinks: Tensor | None = None
+    """[heads]: a score that takes part in the softmax and brings no value."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """What a layer hands over. T counts the rows of the ragged batch, padding included."""
 
@@ -46,15 +59,23 @@ class Call:
     """[kv_heads, T, key_dim], rotated already, not repeated for grouped queries."""
     value: Tensor
     """[kv_heads, T, value_dim]."""
-    scaling: float
+    scoring: Scoring
     sight: Sight
-    softcap: float | None = None
-    """Scores become cap * tanh(score / cap) before the mask."""
-    sinks: Tensor | None = None
-    """[heads]: a score that takes part in the softmax and brings no value."""
     causal: bool = True
     strange: tuple[str, ...] = ()
     """Names of arguments that nobody here understands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """What is the same in every call of one layer."""
+
+    layer: int
+    """The library's index of the layer."""
+    heads: int
+    shape: LayerShape
+    sight: Sight
+    scoring: Scoring
 
 
 class Step(Protocol):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from foreword.base.errors import InvariantBroken
-from foreword.runner.attention.call import Call, Sight, Step
+from foreword.runner.attention.call import Call, Scoring, Sight, Step
 
 STEP_ARGUMENT = "foreword_step"
 """Keyword of the model's forward under which the step travels."""
@@ -46,10 +46,12 @@ def _read_call(module: nn.Module, states: tuple[Tensor, Tensor, Tensor], argumen
         query=query,
         key=key,
         value=value,
-        scaling=float(query.shape[-1] ** -0.5 if scaling is None else scaling),
+        scoring=Scoring(
+            scaling=float(query.shape[-1] ** -0.5 if scaling is None else scaling),
+            softcap=arguments.get("softcap"),
+            sinks=sinks if isinstance(sinks, Tensor) else None,
+        ),
         sight=Sight(window=_whole(arguments.get("sliding_window")), chunk=_chunk(module, layer)),
-        softcap=arguments.get("softcap"),
-        sinks=sinks if isinstance(sinks, Tensor) else None,
         causal=bool(getattr(module, "is_causal", True)) and arguments.get("is_causal", True) is not False,
         strange=tuple(name for name, given in arguments.items() if name not in known and _weighs(given)),
     )

@@ -5,7 +5,6 @@ tile alone: never from where its chunk began or ends. Hence which keys stand in 
 a prefill, in the second half of one, after a hit, or in a decode, and so are the bits of the result.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreword.runner.attention.call import Sight
@@ -69,7 +68,7 @@ def _round_up(blocks: int, block_size: int) -> int:
     return -(-tiles * TILE // block_size)
 
 
-def table(segment: Segment, first: int, count: int, null_block: int) -> Sequence[int]:
+def table(segment: Segment, first: int, count: int, null_block: int) -> tuple[int, ...]:
     """`count` blocks of a segment's table from `first` on, filled up with the null block."""
     own = segment.blocks[first : first + count]
     return (*own, *(null_block,) * (count - len(own)))
