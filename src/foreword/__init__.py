@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         NotFound,
         RequestError,
         StepFailed,
+        Unavailable,
     )
     from foreword.llm import LLM, Result
 
@@ -33,6 +34,7 @@ __all__ = [
     "RequestError",
     "Result",
     "StepFailed",
+    "Unavailable",
     "__version__",
 ]
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack, cast, get_args, get_or
 
 from foreword.assemble import Assembly, assemble
 from foreword.base.config import CacheConfig, Config, ModelConfig, ScheduleConfig, ServerConfig
-from foreword.base.errors import CapacityError, ConfigError, InvariantBroken, RequestError, StepFailed
+from foreword.base.errors import CapacityError, ConfigError, InvariantBroken, RequestError, StepFailed, Unavailable
 from foreword.base.params import FinishReason
 from foreword.cache.explain import Reason
 from foreword.front.answer import Answer
@@ -135,6 +135,8 @@ class LLM:
         """None when the queue is full and `patient`: the caller has answers of its own to wait for first."""
         try:
             return self._assembly.front.submit(ask)
+        except Unavailable:
+            raise
         except CapacityError:
             if not patient:
                 raise
@@ -147,7 +149,7 @@ def _collect(answer: Answer) -> Result:
     if last.finish == "error":
         raise StepFailed(last.error or "the step failed")
     if last.finish == "cancelled":
-        raise CapacityError("the engine was closed while this request ran")
+        raise Unavailable(last.error or "the engine was closed while this request ran")
     if last.finish is None or last.usage is None:
         raise InvariantBroken("an answer ended without its finish reason and usage")
     usage = last.usage

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from foreword.base.errors import CapacityError, RequestError
+from foreword.base.errors import CapacityError, RequestError, Unavailable
 from foreword.base.ids import RequestId
 from foreword.base.params import Sampling
 from foreword.cache.identity import Chain, Space, root
@@ -132,13 +132,13 @@ def test_a_dead_engine_thread_ends_every_request_and_takes_none(house: House) ->
     house.runner.open.set()
     for stream in streams:
         end = list(stream)[-1]
-        assert end.finish == "error"
+        assert end.finish == "cancelled"
         assert end.error is not None
         assert "planted death" in end.error
     assert not house.worker.alive
-    with pytest.raises(CapacityError):
+    with pytest.raises(Unavailable):
         house.ask([1])
-    with pytest.raises(CapacityError):
+    with pytest.raises(Unavailable):
         house.worker.flush()
 
 
@@ -170,7 +170,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
     house.runner.open.clear()
     stream = house.ask([1, 2, 3], max_tokens=9)
     assert not house.worker.stop(drain=True, timeout_s=0.01)
-    with pytest.raises(CapacityError, match="stopping"):
+    with pytest.raises(Unavailable, match="stopping"):
         house.ask([1])
     house.runner.open.set()
     assert tokens(list(stream)) == answer([1, 2, 3], 9)

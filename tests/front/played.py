@@ -28,6 +28,8 @@ class PlayedEngine:
         self.room = 1000
         self.submissions: list[Submission] = []
         self.cancelled: list[RequestId] = []
+        self.finishes: list[FinishReason] = []
+        """What each cancel was to be counted as."""
         self.most_open = 0
         self._open: dict[RequestId, Stream] = {}
         self._lock = Lock()
@@ -53,12 +55,13 @@ class PlayedEngine:
             Thread(target=self._play, args=(submission, stream), daemon=True).start()
         return stream
 
-    def cancel(self, request: RequestId) -> None:
+    def cancel(self, request: RequestId, finish: FinishReason = "cancelled") -> None:
         self.cancelled.append(request)
+        self.finishes.append(finish)
         with self._lock:
             stream = self._open.pop(request, None)
         if stream is not None:
-            stream.put(TokenEvent(request, finish="cancelled", usage=usage(1, 99)))
+            stream.put(TokenEvent(request, finish=finish, usage=usage(1, 99)))
 
     def state(self) -> EngineState:
         raise NotImplementedError

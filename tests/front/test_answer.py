@@ -66,10 +66,10 @@ def test_a_stop_string_ends_the_answer(front: Front, engine: PlayedEngine, token
     assert (joined(pieces), pieces[-1].finish) == ("first line", "stop")
     assert pieces[-1].usage is not None
     assert pieces[-1].usage.completion_tokens == len(ids_of(pieces)) < len(engine.tokens)
-    assert engine.cancelled == [answer.id]
+    assert (engine.cancelled, engine.finishes) == ([answer.id], ["stop"])
 
 
-def test_the_engines_cancelled_after_our_own_stop_is_not_seen(
+def test_the_engines_end_after_our_own_stop_is_not_seen(
     front: Front, engine: PlayedEngine, tokenizer: Tokenizer
 ) -> None:
     engine.tokens, engine.delay_s, engine.ends = tokenizer.encode("a b STOP c d"), 0.002, False
@@ -150,7 +150,7 @@ def test_leaving_early_cancels(front: Front, engine: PlayedEngine, tokenizer: To
     answer = front.submit(Ask(prompt="x"))
     for _ in answer:
         break
-    assert engine.cancelled == [answer.id]
+    assert (engine.cancelled, engine.finishes) == ([answer.id], ["cancelled"])
 
 
 async def test_async_pieces_are_the_same(front: Front, engine: PlayedEngine, tokenizer: Tokenizer) -> None:

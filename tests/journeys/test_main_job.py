@@ -130,16 +130,20 @@ def test_several_prompts_answer_as_each_alone(client: openai.OpenAI) -> None:
     assert [choice.text for choice in together.choices] == alone
 
 
-def test_seeds_and_stops(client: openai.OpenAI) -> None:
+def test_seeds_and_stops(client: openai.OpenAI, server: Running) -> None:
     wishes: Any = {"model": "SmolLM2-135M-Instruct", "prompt": "My favourite animal is", "max_tokens": 10}
     texts = [client.completions.create(**wishes, temperature=1.5, seed=seed).choices[0].text for seed in (1, 1, 2, 3)]
     assert texts[0] == texts[1]
     assert len(set(texts)) > 1
     whole = client.completions.create(**wishes, temperature=0).choices[0].text
     stop = whole[len(whole) // 2 :][:3]
+    before = server.metrics()
     stopped = client.completions.create(**wishes, temperature=0, stop=[stop]).choices[0]
     assert stopped.text == whole[: whole.index(stop)]
     assert stopped.finish_reason == "stop"
+    server.drained()
+    ended = {key: value - before[key] for key, value in server.metrics().items() if "requests_finished" in key}
+    assert {key: num for key, num in ended.items() if num} == {"foreword_requests_finished_total{finish=stop}": 1}
 
 
 def test_errors_come_as_openais_own_classes(client: openai.OpenAI) -> None:

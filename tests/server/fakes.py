@@ -9,7 +9,7 @@ import httpx
 from fastapi import FastAPI
 
 from foreword.base.config import Config, ServerConfig
-from foreword.base.errors import CapacityError, RequestError
+from foreword.base.errors import CapacityError, RequestError, Unavailable
 from foreword.base.params import FinishReason
 from foreword.cache.blocks import PoolState
 from foreword.engine.state import EngineState
@@ -67,6 +67,10 @@ class FakeFront:
     endless: bool = False
     full_after: int | None = None
     """Refuses with CapacityError after so many answers."""
+    away: bool = False
+    """Refuses with Unavailable."""
+    error: str | None = None
+    """What an answer that ends badly says."""
     asks: list[Ask] = field(default_factory=list[Ask])
     answers: list[FakeAnswer] = field(default_factory=list[FakeAnswer])
     messages: list[list[Mapping[str, Any]]] = field(default_factory=list[list[Mapping[str, Any]]])
@@ -86,12 +90,13 @@ class FakeFront:
         reach_of(ask, len(ids))
         if self.full_after is not None and len(self.answers) >= self.full_after:
             raise CapacityError("4 requests are queued or running, the limit is 4; try again later", retry_after_s=1.4)
+        if self.away:
+            raise Unavailable("the server is stopping; try another one", retry_after_s=10.0)
         self.asks.append(ask)
         text = self.text[: sampling.max_tokens]
         finish = self.finish if self.finish in ("error", "cancelled") or len(text) == len(self.text) else "length"
         usage = self._usage(ids, len(text))
-        error = "the forward pass failed: boom" if finish == "error" else None
-        answer = FakeAnswer(text, finish, usage, ask.logprobs, self.endless, error)
+        answer = FakeAnswer(text, finish, usage, ask.logprobs, self.endless, self.error)
         self.answers.append(answer)
         return answer
 
@@ -119,9 +124,10 @@ class FakeEngine:
     """Alive or not."""
 
     alive: bool = True
+    caching: bool = True
 
     def state(self) -> EngineState:
-        return EngineState(self.alive, 1, 2, PoolState(total=10, free=5, cached=3, held=2))
+        return EngineState(self.alive, 1, 2, PoolState(total=10, free=5, cached=3, held=2), self.caching)
 
 
 @dataclass(slots=True)

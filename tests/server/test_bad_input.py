@@ -287,9 +287,8 @@ async def test_queue_full(client: httpx.AsyncClient, world: World) -> None:
     assert 'foreword_requests_refused_total{status="429"} 3.0' in (await client.get("/metrics")).text
 
 
-async def test_dead_engine(client: httpx.AsyncClient, world: World) -> None:
-    world.engine.alive = False
-    world.front.full_after = 0
+async def test_an_engine_that_takes_nothing(client: httpx.AsyncClient, world: World) -> None:
+    world.front.away = True
     response = await client.post(COMPLETIONS, json={"prompt": "a"})
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "unavailable"

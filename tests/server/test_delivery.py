@@ -115,7 +115,7 @@ async def test_no_task_is_left_behind(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_a_failed_step(client: httpx.AsyncClient, world: World, path: str, body: dict[str, Any]) -> None:
-    world.front.finish = "error"
+    world.front.finish, world.front.error = "error", "the forward pass failed: boom"
     response = await client.post(path, json=body)
     if body.get("stream"):
         assert response.status_code == 200
@@ -132,11 +132,11 @@ async def test_a_failed_step(client: httpx.AsyncClient, world: World, path: str,
 async def test_an_engine_that_dies_meanwhile(
     client: httpx.AsyncClient, world: World, path: str, body: dict[str, Any]
 ) -> None:
-    world.front.finish = "error"
-    world.engine.alive = False
+    world.front.finish, world.front.error = "cancelled", "the engine died: boom"
     response = await client.post(path, json=body)
     error = events(response)[-1]["error"] if body.get("stream") else response.json()["error"]
-    assert error["code"] == "unavailable"
+    assert (error["code"], error["message"]) == ("unavailable", "the engine died: boom")
+    assert body.get("stream") or response.headers["retry-after"] == "10"
     assert response.status_code == (200 if body.get("stream") else 503)
 
 

@@ -23,7 +23,7 @@ async def test_models(client: httpx.AsyncClient) -> None:
     assert set(reply["data"][0]) == {"id", "object", "created", "owned_by"}
 
 
-async def test_cache(client: httpx.AsyncClient) -> None:
+async def test_cache(client: httpx.AsyncClient, world: World) -> None:
     reply = (await client.get("/v1/cache")).json()
     settings = reply.pop("settings")
     assert reply == {
@@ -37,6 +37,8 @@ async def test_cache(client: httpx.AsyncClient) -> None:
         "requests": {"waiting": 1, "running": 2},
     }
     assert settings["schedule"]["max_running"] == 64
+    world.engine.caching = False
+    assert (await client.get("/v1/cache")).json()["enabled"] is False
     assert settings["effective"] == {"device": "cpu"}
 
 

@@ -3,7 +3,8 @@
     ForewordError
     ├── RequestError        the caller: this request is wrong (HTTP 4xx); names the field
     │   └── NotFound        the caller: no such model or resource (HTTP 404)
-    ├── CapacityError       the caller, later: the queue is full or the server stops (HTTP 429 or 503)
+    ├── CapacityError       the caller, later: the queue is full (HTTP 429)
+    │   └── Unavailable     the caller, elsewhere or later: the engine stops, reloads or is dead (HTTP 503)
     ├── ConfigError         the operator: a setting is wrong or two settings disagree
     ├── ModelRefused        the operator: this model cannot be served, with the reason
     ├── StepFailed          the operator: a forward pass failed for this request, alone
@@ -41,6 +42,10 @@ class CapacityError(ForewordError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Unavailable(CapacityError):
+    """Nobody computes now: the engine is stopping, reloading or dead."""
 
 
 class ConfigError(ForewordError):

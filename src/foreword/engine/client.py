@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from foreword.base.ids import RequestId
+from foreword.base.params import FinishReason
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState
 from foreword.engine.stream import Stream
@@ -32,8 +33,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    def cancel(self, request: RequestId) -> None:
-        """Stop a request within a step; what it has computed stays cached. Unknown ids are ignored."""
+    def cancel(self, request: RequestId, finish: FinishReason = "cancelled") -> None:
+        """Stop a request within a step; what it has computed stays cached. Unknown ids are ignored.
+
+        `finish` is "stop" when its text is complete (a stop string), so that it is counted as such.
+        """
         ...
 
     def flush(self) -> Flushed:

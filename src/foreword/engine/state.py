@@ -15,3 +15,5 @@ class EngineState:
     running: int
     """Requests that hold blocks."""
     pool: PoolState
+    caching: bool = True
+    """Whether prefixes are reused: the setting, and that no broken book has shut the cache."""

@@ -12,8 +12,9 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import TypeVar
 
-from foreword.base.errors import CapacityError, InvariantBroken
+from foreword.base.errors import CapacityError, InvariantBroken, Unavailable
 from foreword.base.ids import RequestId
+from foreword.base.params import FinishReason
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.engine import Engine
 from foreword.engine.state import EngineState
@@ -60,7 +61,9 @@ class Worker:
         """Numbers for metrics and status pages; a moment old, never blocking a step."""
         scheduler = self._engine.scheduler
         running = scheduler.num_running
-        return EngineState(self.alive, max(0, len(self._streams) - running), running, scheduler.cache.state())
+        return EngineState(
+            self.alive, max(0, len(self._streams) - running), running, scheduler.cache.state(), scheduler.cache.enabled
+        )
 
     def submit(self, submission: Submission) -> Stream:
         """Queue a request.
@@ -71,7 +74,7 @@ class Worker:
         stream = Stream(submission.id)
         with self._lock:
             if self._stopping or not self.alive:
-                raise CapacityError("the server is stopping; try another one", retry_after_s=10.0)
+                raise Unavailable("the server is stopping; try another one", retry_after_s=10.0)
             if len(self._streams) >= self._max_live:
                 raise CapacityError(
                     f"{len(self._streams)} requests are queued or running, the limit is {self._max_live}; try later"
@@ -80,9 +83,9 @@ class Worker:
             self._inbox.put(lambda: self._engine.scheduler.add(submission))
         return stream
 
-    def cancel(self, request: RequestId) -> None:
+    def cancel(self, request: RequestId, finish: FinishReason = "cancelled") -> None:
         """Stop a request within a step; what it has computed stays cached. Unknown ids are ignored."""
-        self._inbox.put(lambda: self._cancel(request))
+        self._inbox.put(lambda: self._cancel(request, finish))
 
     def flush(self) -> Flushed:
         """Forget everything cached; once it returns no new request hits older entries. Waits for the running step."""
@@ -135,8 +138,8 @@ class Worker:
                 return False
             inbox.get()()
 
-    def _cancel(self, request: RequestId) -> None:
-        event = self._engine.scheduler.cancel(request, self.now())
+    def _cancel(self, request: RequestId, finish: FinishReason) -> None:
+        event = self._engine.scheduler.cancel(request, self.now(), finish)
         if event is not None:
             outcome = Outcome(-1, (event,))
             self._engine.observer.observe(outcome)
@@ -164,17 +167,17 @@ class Worker:
 
         with self._lock:
             if not self.alive:
-                raise CapacityError("the engine has stopped")
+                raise Unavailable("the engine has stopped")
             self._inbox.put(command)
         return done.result()
 
     def _bury(self) -> None:
-        """Nobody waits for a dead engine: what is live ends with an error."""
+        """Nobody waits for a dead engine: what is live ends, with the reason."""
         with self._lock:
             self._stopping = True
             left, self._streams = self._streams, {}
         why = "the server stopped" if self._death is None else f"the engine died: {self._death}"
         for stream in left.values():
-            stream.put(TokenEvent(stream.request, finish="error", error=why))
+            stream.put(TokenEvent(stream.request, finish="cancelled", error=why))
         while not self._inbox.empty():
             self._inbox.get()()

@@ -107,7 +107,7 @@ class Answer:
             # The engine may be tokens ahead of the text; the caller's account ends where the caller's text does.
             usage = None if self._usage is None else replace(self._usage, completion_tokens=self._num_tokens)
             if finish is None:
-                self._engine.cancel(self.id)
+                self._engine.cancel(self.id, "stop")
             finish = "stop"
         elif finish is not None:
             text += self._stops.finish()

@@ -58,6 +58,6 @@ class Piece:
     usage: Usage | None = None
     """On the first piece that knows it, and on the last."""
     error: str | None = None
-    """With finish "error": what went wrong."""
+    """With finish "error": what went wrong; with "cancelled": why, unless the caller wanted it."""
     ids: tuple[int, ...] = ()
     """Ids generated since the piece before, an ending one included; their text may be still to come."""

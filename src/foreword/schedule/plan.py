@@ -104,7 +104,7 @@ class TokenEvent:
     sample: Sample | None = None
     finish: FinishReason | None = None
     error: str | None = None
-    """With finish "error": what went wrong, in words."""
+    """With finish "error": what went wrong, in words; with "cancelled": why, unless the caller wanted it."""
     usage: Usage | None = None
     """With the first token and with the end."""
 

@@ -122,13 +122,16 @@ class Scheduler:
         self._requests[request.id] = request
         self._waiting.add(request)
 
-    def cancel(self, name: RequestId, now: float) -> TokenEvent | None:
-        """End a request; what it has computed stays cached. None if it is unknown or already over."""
+    def cancel(self, name: RequestId, now: float, finish: FinishReason = "cancelled") -> TokenEvent | None:
+        """End a request; what it has computed stays cached. None if it is unknown or already over.
+
+        `finish` is "stop" when the caller has seen a stop string and wants no more.
+        """
         request = self._requests.get(name)
         if request is None or request.finish is not None:
             return None
-        self._end(request, "cancelled")
-        return TokenEvent(name, finish="cancelled", usage=request.usage(now))
+        self._end(request, finish)
+        return TokenEvent(name, finish=finish, usage=request.usage(now))
 
     def flush(self) -> Flushed:
         """Forget everything cached; running requests finish on what they hold and publish none of it."""

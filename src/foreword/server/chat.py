@@ -55,7 +55,7 @@ async def create_chat(request: Request) -> Response:
     except RequestError as error:
         if error.field != "prefix_length":
             raise
-        raise Refused(with_status(refusal_of(error, alive=True), 422)) from None
+        raise Refused(with_status(refusal_of(error), 422)) from None
     whole = (await gathered(request.receive, answers))[0]
     usage = whole.usage
     reply = PlainReply(

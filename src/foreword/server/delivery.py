@@ -16,11 +16,10 @@ import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.base.errors import ForewordError, InvariantBroken, StepFailed
+from foreword.base.errors import ForewordError, InvariantBroken, StepFailed, Unavailable
 from foreword.base.params import FinishReason
 from foreword.front.ask import Piece, TokenText
 from foreword.schedule.plan import Usage
-from foreword.server.errors import CutShort
 from foreword.server.service import Answer
 from foreword.server.wire import Reply
 
@@ -60,7 +59,7 @@ def cancel(answers: Sequence[Answer]) -> None:
 
 
 async def gathered(receive: Receive, answers: Sequence[Answer]) -> list[Whole]:
-    """All answers complete. Raises ClientGone, StepFailed, CutShort."""
+    """All answers complete. Raises ClientGone, StepFailed, Unavailable."""
     try:
         return await while_listening(receive, _all(answers))
     finally:
@@ -82,11 +81,11 @@ async def while_listening(receive: Receive, work: Coroutine[Any, Any, ResultT]) 
 
 
 def check_end(piece: Piece) -> None:
-    """Raise what a bad end means: StepFailed for a fault, CutShort for an engine that stops."""
+    """Raise what a bad end means: StepFailed for a fault, Unavailable for an engine that ends."""
     if piece.finish == "error":
         raise StepFailed(piece.error or "the step failed")
     if piece.finish == "cancelled":
-        raise CutShort("The server is stopping; the request was cut short.")
+        raise Unavailable(piece.error or "the server is stopping; the request was cut short", retry_after_s=10.0)
 
 
 def json_reply(reply: Reply, *, without: Sequence[str] = ()) -> Response:

@@ -2,7 +2,8 @@
 
 RequestError     400 (or the status that the route knows better)
 └── NotFound     404
-CapacityError    429, or 503 once the engine does not run; with Retry-After
+CapacityError    429, with Retry-After
+└── Unavailable  503, with Retry-After
 StepFailed       500
 ValidationError  422 for an unknown field, else 400
 anything else    500, with nothing of its inside
@@ -21,7 +22,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from foreword.base.errors import CapacityError, ForewordError, NotFound, RequestError, StepFailed
+from foreword.base.errors import CapacityError, ForewordError, NotFound, RequestError, StepFailed, Unavailable
 from foreword.server.wire import ErrorDetail, ErrorReply
 
 _log = logging.getLogger(__name__)
@@ -59,10 +60,6 @@ class Refusal:
         return JSONResponse(self.body(), self.status, headers)
 
 
-class CutShort(CapacityError):
-    """The server stops and has ended a request that was under way."""
-
-
 class Refused(Exception):
     """Carries a refusal from deep inside a route to its edge."""
 
@@ -71,18 +68,15 @@ class Refused(Exception):
         self.refusal = refusal
 
 
-def refusal_of(error: ForewordError, *, alive: bool) -> Refusal:
+def refusal_of(error: ForewordError) -> Refusal:
     """How one of our errors looks from outside."""
     if isinstance(error, NotFound):
         return Refusal(status=404, message=error.message, code="not_found", field=error.field)
     if isinstance(error, RequestError):
         return Refusal(status=400, message=error.message, code="invalid_value", field=error.field)
     if isinstance(error, CapacityError):
-        full = alive and not isinstance(error, CutShort)
-        status, code = (429, "queue_full") if full else (503, "unavailable")
+        status, code = (503, "unavailable") if isinstance(error, Unavailable) else (429, "queue_full")
         return Refusal(status=status, message=str(error), code=code, retry_after_s=error.retry_after_s)
-    if isinstance(error, StepFailed) and not alive:
-        return Refusal(status=503, message=str(error), code="unavailable", retry_after_s=10.0)
     if isinstance(error, StepFailed):
         return Refusal(status=500, message=str(error), code="step_failed")
     _log.error("a request met a fault of ours", exc_info=error)
@@ -127,7 +121,7 @@ async def answer_foreword(request: Request, error: Exception) -> JSONResponse:
     """Answer one of our own errors."""
     if not isinstance(error, ForewordError):
         raise TypeError(f"not one of ours: {error!r}")
-    return _count(request, refusal_of(error, alive=request.app.state.service.engine.alive))
+    return _count(request, refusal_of(error))
 
 
 async def answer_http(request: Request, error: Exception) -> JSONResponse:

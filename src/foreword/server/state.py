@@ -33,7 +33,7 @@ class CacheState(Reply):
     object: Literal["cache"] = "cache"
     model: str
     enabled: bool
-    """Whether prefixes are reused."""
+    """Whether prefixes are reused: the setting, and that no fault has shut the cache."""
     cacheable: bool
     """Whether this model's prefixes can be."""
     block_size: int
@@ -73,7 +73,7 @@ async def get_cache(request: Request) -> CacheState:
     pool = state.pool
     return CacheState(
         model=service.models[0],
-        enabled=config.cache.cache,
+        enabled=state.caching,
         cacheable=service.cacheable,
         block_size=config.cache.block_size,
         blocks=Blocks(capacity=pool.total, free=pool.free, cached=pool.cached, held=pool.held),

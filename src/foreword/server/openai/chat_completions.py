@@ -51,7 +51,6 @@ async def create_chat_completion(request: Request) -> Response:
         streaming = Streaming(
             kind="chat.completion.chunk",
             envelope=names,
-            engine=service.engine,
             answers=answers,
             tokenize_s=tokenize_s,
             with_usage=bool(options and options.include_usage),

@@ -43,7 +43,6 @@ async def create_completion(request: Request) -> Response:
         streaming = Streaming(
             kind="text_completion",
             envelope=names,
-            engine=service.engine,
             answers=answers,
             tokenize_s=answers[0].tokenize_s,
             with_usage=bool(options and options.include_usage),

@@ -13,7 +13,7 @@ from foreword.server.delivery import EventStream, check_end, merged, opened
 from foreword.server.errors import Refused, no_such_model, refusal_of, renamed
 from foreword.server.openai.requests import GenerationRequest
 from foreword.server.report import report_of, usage_of
-from foreword.server.service import Answer, Engine, Service
+from foreword.server.service import Answer, Service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,6 @@ class Streaming:
 
     kind: str
     envelope: Envelope
-    engine: Engine
     answers: Sequence[Answer]
     tokenize_s: float
     with_usage: bool
@@ -114,4 +113,4 @@ class Streaming:
         return {"cache": report_of(usages[0], self.tokenize_s).model_dump()} if self.with_report else {}
 
     def _failed(self, error: ForewordError) -> dict[str, Any]:
-        return refusal_of(error, alive=self.engine.alive).body()
+        return refusal_of(error).body()
