@@ -4,6 +4,7 @@ The library is loosely typed and renames things between releases; here its answe
 rest of the room reads like typed code and a rename is mended in one place.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, cast
 import huggingface_hub
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as _logging
 
@@ -108,6 +109,11 @@ def routes_attention(model_class: type[nn.Module]) -> bool:
     return bool(ask()) if callable(ask) else False
 
 
+def forward_takes(model_class: type[nn.Module], argument: str) -> bool:
+    """Whether the class's forward names an argument. A forward that does not would swallow and ignore it."""
+    return argument in inspect.signature(model_class.forward).parameters
+
+
 def load_weights(model: str, dtype: torch.dtype) -> nn.Module:
     """Build the model from a local directory or hub id, with our attention. Raises ModelRefused."""
     try:
@@ -120,9 +126,15 @@ def load_weights(model: str, dtype: torch.dtype) -> nn.Module:
     return cast(nn.Module, loaded)
 
 
-def use_our_attention(model: nn.Module) -> None:
-    """Switch a model that is already built to our attention."""
-    cast(Any, model).set_attn_implementation(ATTENTION_NAME)
+def use_attention(model: nn.Module, name: str = ATTENTION_NAME) -> None:
+    """Switch a model that is already built to an attention function by name: ours, or one of the library's."""
+    cast(Any, model).set_attn_implementation(name)
+
+
+def forward(model: nn.Module, ids: Tensor, positions: Tensor, **arguments: object) -> Tensor:
+    """One forward pass without the library's cache. ids and positions [1, T] -> logits [rows, vocabulary]."""
+    output = cast(Any, model)(input_ids=ids, position_ids=positions, use_cache=False, **arguments)
+    return cast(Tensor, output.logits)[0]
 
 
 def config_of(model: nn.Module) -> Config:

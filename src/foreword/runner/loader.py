@@ -26,6 +26,7 @@ from foreword.runner.memory import KVMemory, count_blocks
 from foreword.runner.runner import ModelCard, ModelRunner
 from foreword.runner.suitable import refuse_unsuitable
 from foreword.runner.survey import survey
+from foreword.runner.trial import try_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +84,9 @@ def pick_dtype(config: ModelConfig, settings: library.Config, device: torch.devi
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     saved = getattr(settings, "dtype", None)
-    if saved not in (torch.bfloat16, torch.float16):
-        return torch.float32
-    if device.type == "cuda":
+    if device.type == "cuda" and saved in (torch.bfloat16, torch.float16):
         return torch.bfloat16 if saved == torch.bfloat16 and torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+    return torch.bfloat16 if saved == torch.bfloat16 and _cpu_has_bfloat16() else torch.float32
 
 
 def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunner:
@@ -119,10 +118,16 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
         flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
         ingredients=ingredients(model, loaded.directory, memo, computing),
     )
-    return ModelRunner(model, card, memory, backend)
+    runner = ModelRunner(model, card, memory, backend)
+    try_out(runner, model)
+    return runner
 
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def _heights(facts: tuple[LayerFacts, ...], dtype: torch.dtype, *, on_cpu: bool) -> dict[int, Heights]:

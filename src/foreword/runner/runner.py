@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import PENDING_TOKEN, RequestId
 from foreword.cache.orders import Compare
+from foreword.runner import library
 from foreword.runner.attention.backend import Backend
 from foreword.runner.attention.interface import STEP_ARGUMENT
 from foreword.runner.batch import Batch, build
@@ -60,6 +60,7 @@ class ModelRunner:
         self.card = card
         self.memory = memory
         self._backend = backend
+        self._keeps_rows = library.forward_takes(type(model), "logits_to_keep")
         self._last: OrderedDict[RequestId, int] = OrderedDict()
 
     @property
@@ -113,14 +114,12 @@ class ModelRunner:
     def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""
         step = self._backend.begin(batch.segments, batch.total)
-        output = cast(Any, self._model)(
-            input_ids=batch.ids,
-            position_ids=batch.positions,
-            use_cache=False,
-            logits_to_keep=batch.last_rows if rows is None else rows,
-            **{STEP_ARGUMENT: step},
-        )
-        return cast(Tensor, output.logits)[0]
+        wanted = batch.last_rows if rows is None else rows
+        arguments: dict[str, object] = {STEP_ARGUMENT: step}
+        if self._keeps_rows:
+            arguments["logits_to_keep"] = wanted
+        logits = library.forward(self._model, batch.ids, batch.positions, **arguments)
+        return logits if self._keeps_rows else logits.index_select(0, wanted)
 
     def _fill_in(self, chunk: Chunk) -> tuple[int, ...]:
         """The chunk's ids with what was drawn last in the place of a pending one."""

@@ -39,6 +39,8 @@ def _reasons(config: library.Config, model_class: type[nn.Module] | None) -> Ite
         yield "its weights are quantised, and a quantised product may depend on what shares the batch"
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         yield "its attention looks ahead (bidirectional), so a prefix's state depends on what follows it"
+    if not library.forward_takes(model_class, "position_ids"):
+        yield f"{model_class.__name__} does not take positions, so its tokens cannot share a batch"
     if not library.routes_attention(model_class):
         yield f"the attention of {model_class.__name__} does not go through transformers' AttentionInterface"
 

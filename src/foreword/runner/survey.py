@@ -4,8 +4,6 @@ The configuration alone does not tell: names differ between models, dims differ 
 calls attention looks like one that does.
 """
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor, nn
 
@@ -49,7 +47,7 @@ def survey(name: str, model: nn.Module) -> tuple[LayerFacts, ...]:
     positions = torch.arange(2, device=device)[None]
     try:
         with torch.inference_mode():
-            cast(Any, model)(input_ids=tokens, position_ids=positions, use_cache=False, **{STEP_ARGUMENT: listener})
+            library.forward(model, tokens, positions, **{STEP_ARGUMENT: listener})
     except (InvariantBroken, TypeError, ValueError, KeyError, RuntimeError) as error:
         raise ModelRefused(f"{name}: its forward does not fit a ragged batch ({error})") from error
     if listener.complaints:
