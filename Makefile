@@ -61,11 +61,10 @@ format: $(VENV)/.dev ## Format, and fix what can be fixed
 docs: $(VENV)/.dev ## Write docs/settings.md from the settings' docstrings
 	$(BIN)/python scripts/settings_page.py
 
-bench: $(VENV)/.run ## The numbers in README.md; wants an otherwise idle machine
+bench: $(VENV)/.dev ## The numbers in README.md; wants an otherwise idle machine
 	$(BIN)/python benchmarks/heart.py
-	$(BIN)/foreword demo --prefix-tokens 200
 	$(BIN)/foreword demo --prefix-tokens 1000
-	$(BIN)/foreword demo --prefix-tokens 2800
+	$(BIN)/python benchmarks/serving.py
 
 setup: $(VENV)/.dev ## Only set up
 
