@@ -1,35 +1,38 @@
-"""Orders on whole blocks: copy the first tokens of one into another, in every layer; compare two."""
+"""What is done to whole blocks outside a forward: copying, clearing what a former owner left behind, comparing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from foreword.cache.orders import Compare, Copy
-from foreword.runner.layout import Piece
 from foreword.runner.memory import KVMemory
 
 
 def apply_copies(memory: KVMemory, copies: tuple[Copy, ...]) -> None:
     """Carry out all copies of a plan. Every source is read before any target is written.
 
-    Only the ordered tokens are touched: the rest of a target keeps what it held.
+    What a target held past the copied tokens is cleared.
     """
     if not copies:
         return
-    device = memory.buffer.device
-    sources = torch.tensor([copy.source for copy in copies], device=device)
+    sources = torch.tensor([copy.source for copy in copies], device=memory.buffer.device)
     taken = memory.buffer.index_select(0, sources)
     for row, copy in enumerate(copies):
-        for piece in (*memory.layout.keys, *memory.layout.values):
-            into = _head_major(memory, memory.buffer[copy.target], piece)
-            into[:, : copy.num_tokens] = _head_major(memory, taken[row], piece)[:, : copy.num_tokens]
+        for source, target in zip(_bands(memory, taken[row]), _bands(memory, memory.buffer[copy.target]), strict=True):
+            target[:, : copy.num_tokens] = source[:, : copy.num_tokens]
+            target[:, copy.num_tokens :] = 0
 
 
-def _head_major(memory: KVMemory, block: Tensor, piece: Piece) -> Tensor:
-    """A block's piece as [heads, block_size, dim], a view."""
-    size = memory.layout.block_size
-    return block[piece.offset : piece.offset + piece.heads * size * piece.dim].view(piece.heads, size, piece.dim)
+def clear_tails(memory: KVMemory, tails: Iterable[tuple[int, int]]) -> None:
+    """Clear each block from a slot on: [(block, first slot)].
+
+    A row reads the whole block in which it stands. Slots that nobody has written yet are masked, but a mask multiplies
+    by zero, and zero times the NaN that a former owner may have left is NaN.
+    """
+    for block, first in tails:
+        for band in _bands(memory, memory.buffer[block]):
+            band[:, first:] = 0
 
 
 def compare_blocks(memory: KVMemory, pairs: Sequence[Compare]) -> tuple[float, ...]:
@@ -46,3 +49,10 @@ def compare_blocks(memory: KVMemory, pairs: Sequence[Compare]) -> tuple[float, .
         difference = (own.float() - published.float()).abs().max()
         errors.append(float(difference / published.float().abs().max()))
     return tuple(errors)
+
+
+def _bands(memory: KVMemory, block: Tensor) -> Iterator[Tensor]:
+    """A block [span] as views [heads, block_size, dim]."""
+    size = memory.layout.block_size
+    for band in memory.layout.bands:
+        yield block[band.offset : band.offset + band.heads * size * band.dim].view(band.heads, size, band.dim)

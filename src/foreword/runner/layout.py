@@ -13,8 +13,10 @@ Head dims may differ per layer and between K and V. `unit` divides all of them, 
 whole number of units and a head's run in a block a whole number of rows of `block_size * unit` elements.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
 from math import gcd
 
 
@@ -45,6 +47,15 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Neighbouring pieces of one head dim, seen as one: [heads, block_size, dim]. Most models have a single band."""
+
+    offset: int
+    heads: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The map of one block."""
 
@@ -52,6 +63,8 @@ class Layout:
     """Tokens in a block."""
     keys: tuple[Piece, ...]
     values: tuple[Piece, ...]
+    bands: tuple[Band, ...]
+    """The whole block again, in as few parts as can be."""
     span: int
     """Elements of one block, all layers."""
     unit: int
@@ -76,4 +89,20 @@ def lay_out(shapes: tuple[LayerShape, ...], block_size: int) -> Layout:
         values.append(Piece(offset=offset, heads=shape.kv_heads, dim=shape.value_dim))
         offset += shape.kv_heads * shape.value_dim * block_size
     unit = reduce(gcd, (piece.dim for piece in (*keys, *values)))
-    return Layout(block_size=block_size, keys=tuple(keys), values=tuple(values), span=offset, unit=unit)
+    return Layout(
+        block_size=block_size,
+        keys=tuple(keys),
+        values=tuple(values),
+        bands=_bands(piece for pair in zip(keys, values, strict=True) for piece in pair),
+        span=offset,
+        unit=unit,
+    )
+
+
+def _bands(pieces: Iterable[Piece]) -> tuple[Band, ...]:
+    bands: list[Band] = []
+    for dim, alike in groupby(pieces, key=lambda piece: piece.dim):
+        members = list(alike)
+        heads = sum(piece.heads for piece in members)
+        bands.append(Band(offset=members[0].offset, heads=heads, dim=dim))
+    return tuple(bands)

@@ -25,6 +25,14 @@ class Segment:
     blocks: tuple[int, ...]
     """Block table from position 0 on."""
 
+    def fresh_tail(self, block_size: int) -> tuple[int, int] | None:
+        """The last block and its first unwritten slot, if this segment is the first to write to that block."""
+        end = self.start + self.count
+        block, used = divmod(end - 1, block_size)
+        if block * block_size < self.start or used + 1 == block_size:
+            return None
+        return self.blocks[block], used + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
