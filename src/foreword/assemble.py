@@ -5,7 +5,7 @@ Importing this loads no torch; `assemble` and `identify` do, because they load a
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from foreword.base.config import Config
@@ -17,7 +17,8 @@ from foreword.engine.engine import Engine
 from foreword.engine.sockets import MonotonicClock, Nobody, Observer
 from foreword.engine.worker import Worker
 from foreword.front.bounds import Bounds
-from foreword.front.front import Front
+from foreword.front.front import Front, Served
+from foreword.front.operator import Operator
 from foreword.schedule.admission import Limits, limits
 from foreword.schedule.scheduler import Scheduler
 from foreword.text.tokenizer import Tokenizer
@@ -40,15 +41,31 @@ class Assembly:
     """Everything that serves one model, running."""
 
     config: Config
-    card: "ModelCard"
-    """The model in numbers and names."""
-    root: BlockHash
-    """Where every chain of block hashes starts."""
+    runner: "ModelRunner"
     front: Front
+    operator: Operator
     worker: Worker
     limits: Limits
-    block_bytes: int
-    """Bytes of KV in a block, all layers."""
+
+    @property
+    def card(self) -> "ModelCard":
+        """The model in numbers and names."""
+        return self.runner.card
+
+    @property
+    def root(self) -> BlockHash:
+        """Where every chain of block hashes starts; another one once other weights were loaded."""
+        return self.front.served.space.root
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of KV in a block, all layers."""
+        return self.runner.block_bytes
+
+    def prefill_flops(self, num_tokens: int) -> int:
+        """To compute the first tokens of a prompt: token i passes the layers once and attends to i + 1 positions."""
+        card, pairs = self.card, num_tokens * (num_tokens + 1) // 2
+        return num_tokens * card.flops_per_token + pairs * card.flops_per_token_and_key
 
     @property
     def effective(self) -> Mapping[str, str | int | bool]:
@@ -75,35 +92,39 @@ class Assembly:
         return self.worker.stop(drain=drain, timeout_s=timeout_s)
 
 
-def assemble(config: Config, progress: Progress = _in_silence, observer: Observer | None = None) -> Assembly:
+def assemble(
+    config: Config,
+    progress: Progress = _in_silence,
+    observer: Observer | None = None,
+    shares: Mapping[str, float] | None = None,
+) -> Assembly:
     """Load the model that the settings name and start its engine.
 
-    `observer` is told of every step, on the engine's thread. Raises ConfigError and ModelRefused.
+    `observer` is told of every step, on the engine's thread. `shares` says which part of the pool each tenant is sure
+    of; None: there is one tenant only. Raises ConfigError and ModelRefused.
     """
     from foreword.runner.loader import load_runner  # torch: seconds
 
     runner = load_runner(config, progress)
     tokenizer = Tokenizer(runner.card.directory)
     tokenizer.load()
-    room = _limits(config, runner)
-    start = root(runner.ingredients, runner.block_size)
-    cache = PrefixCache(runner.num_blocks, runner.block_size, enabled=config.cache.cache)
+    room = _with_shares(_limits(config, runner), shares)
+    cache = PrefixCache(runner.num_blocks, runner.block_size, enabled=config.cache.cache, shares=room.shares)
     schedule = config.schedule
     scheduler = Scheduler(cache, max_batch_tokens=schedule.max_batch_tokens, max_running=schedule.max_running)
     engine = Engine(scheduler, runner, MonotonicClock(), observer or Nobody())
     worker = Worker(engine, room, max_live=schedule.max_running + schedule.max_waiting)
-    bounds = Bounds(limits=room, vocab_size=runner.card.vocab_size, end_ids=runner.card.end_ids)
-    front = Front(engine=worker, tokenizer=tokenizer, space=Space(start, runner.block_size), bounds=bounds)
+    front = Front(worker, _served(runner, tokenizer, room))
+
+    def load() -> Served:
+        fresh = Tokenizer(runner.card.directory)
+        fresh.load()
+        runner.reload()
+        return _served(runner, fresh, room)
+
+    operator = Operator(front, worker, load, max_public_blocks=room.public_blocks)
     worker.start()
-    return Assembly(
-        config=config,
-        card=runner.card,
-        root=start,
-        front=front,
-        worker=worker,
-        limits=room,
-        block_bytes=runner.block_bytes,
-    )
+    return Assembly(config=config, runner=runner, front=front, operator=operator, worker=worker, limits=room)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +148,34 @@ def identify(config: Config, progress: Progress = _in_silence) -> Identity:
         ingredients=dict(runner.ingredients),
         root=root(runner.ingredients, runner.block_size),
     )
+
+
+def _served(runner: "ModelRunner", tokenizer: Tokenizer, room: Limits) -> Served:
+    card = runner.card
+    return Served(
+        tokenizer=tokenizer,
+        space=Space(root(runner.ingredients, runner.block_size), runner.block_size),
+        bounds=Bounds(limits=room, vocab_size=card.vocab_size, end_ids=card.end_ids),
+    )
+
+
+def _with_shares(room: Limits, shares: Mapping[str, float] | None) -> Limits:
+    """A quarter of the pool is set aside for public heads; shares are parts of the rest."""
+    if shares is None:
+        return room
+    public = room.num_blocks // 4
+    in_blocks = {name: int(share * (room.num_blocks - public)) for name, share in shares.items()}
+    parted = replace(room, shares=in_blocks, public_blocks=public)
+    least = min(in_blocks, key=lambda name: parted.of(name).max_context, default="")
+    if (context := parted.of(least).max_context) < room.max_context:
+        _log.warning(
+            "the context of tenant %s is %d tokens instead of %d: the rest of the KV memory is set aside for others;"
+            " raise --kv-cache or lower their shares",
+            least,
+            context,
+            room.max_context,
+        )
+    return parted
 
 
 def _limits(config: Config, runner: "ModelRunner") -> Limits:

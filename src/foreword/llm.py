@@ -18,7 +18,7 @@ from foreword.base.errors import CapacityError, ConfigError, InvariantBroken, Re
 from foreword.base.params import FinishReason
 from foreword.cache.explain import Reason
 from foreword.front.answer import Answer
-from foreword.front.ask import Ask, Piece, TokenText
+from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
 
 _SECTIONS = (ModelConfig, CacheConfig, ScheduleConfig)
 
@@ -53,8 +53,16 @@ class Result:
     completion_tokens: int
     reason: Reason
     """Why the cached part ends where it does."""
+    queue_s: float
+    """Seconds from the call to the first step of work, less the next two."""
+    tokenize_s: float
+    """Seconds that chat template and tokenising took."""
+    lookup_s: float
+    """Seconds that hashing took."""
+    prefill_s: float
+    """Seconds from the first step of work to the first token."""
     first_token_s: float
-    """Seconds from submission to the first token."""
+    """Seconds from the call to the first token: the sum of the four above."""
     logprobs: tuple[TokenText, ...] | None = None
     """One entry for each generated token, when log-probabilities were asked for."""
 
@@ -87,16 +95,25 @@ class LLM:
         A prompt is text, tokenised as `/v1/completions` does, or a list of token ids. Wishes hold for all of them.
         Raises RequestError naming the field and the limit, StepFailed when the model failed on a prompt.
         """
+        caller = Caller(arrived_s=self._assembly.worker.now())
         asks = [Ask(prompt=prompt, **_wishes(wishes)) for prompt in _prompts(prompts)]
-        return self._run(asks)
+        return self._run(asks, caller)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **wishes: Unpack[Wishes]) -> Result:
         """The assistant's answer to a conversation of `{"role": ..., "content": ...}`, through the model's template.
 
         Raises as `generate`, and RequestError naming `messages` when they do not fit the template.
         """
-        ask = Ask(prompt=self._assembly.front.render_chat(messages), **_wishes(wishes))
-        return self._run([ask])[0]
+        caller = Caller(arrived_s=self._assembly.worker.now())
+        return self._run([Ask(prompt=Conversation(messages), **_wishes(wishes))], caller)[0]
+
+    def reload(self) -> str:
+        """Load the weights again from where they came, once the requests under way are done; the new root in hex.
+
+        The cache is empty afterwards. Other threads' requests get Unavailable meanwhile. Raises what loading raises;
+        the old weights go on then.
+        """
+        return self._assembly.operator.reload().hex()
 
     @property
     def assembly(self) -> Assembly:
@@ -115,13 +132,13 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, asks: Sequence[Ask]) -> list[Result]:
+    def _run(self, asks: Sequence[Ask], caller: Caller) -> list[Result]:
         """Submit all, as fast as the queue takes them, and collect in order; on an error nothing is left running."""
         waiting: deque[Answer] = deque()
         results: list[Result] = []
         try:
             for ask in asks:
-                while (answer := self._submit(ask, patient=bool(waiting))) is None:
+                while (answer := self._submit(ask, caller, patient=bool(waiting))) is None:
                     results.append(_collect(waiting.popleft()))
                 waiting.append(answer)
             while waiting:
@@ -131,10 +148,10 @@ class LLM:
                 answer.cancel()
         return results
 
-    def _submit(self, ask: Ask, *, patient: bool) -> Answer | None:
+    def _submit(self, ask: Ask, caller: Caller, *, patient: bool) -> Answer | None:
         """None when the queue is full and `patient`: the caller has answers of its own to wait for first."""
         try:
-            return self._assembly.front.submit(ask)
+            return self._assembly.front.submit(ask, caller)
         except Unavailable:
             raise
         except CapacityError:
@@ -162,6 +179,10 @@ def _collect(answer: Answer) -> Result:
         computed_tokens=usage.computed_tokens,
         completion_tokens=usage.completion_tokens,
         reason=usage.reason,
+        queue_s=usage.queue_s,
+        tokenize_s=usage.tokenize_s,
+        lookup_s=usage.lookup_s,
+        prefill_s=usage.prefill_s,
         first_token_s=usage.first_token_s,
         logprobs=_logprobs(pieces),
     )

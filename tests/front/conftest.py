@@ -7,7 +7,7 @@ import pytest
 from foreword.base.ids import BlockHash
 from foreword.cache.identity import Space
 from foreword.front.bounds import Bounds
-from foreword.front.front import Front
+from foreword.front.front import Front, Served
 from foreword.schedule.admission import limits
 from foreword.text.tokenizer import Tokenizer
 from tests.front.played import PlayedEngine
@@ -33,4 +33,4 @@ def front(tokenizer: Tokenizer, engine: PlayedEngine) -> Front:
     bounds = Bounds(
         limits=limits(num_blocks=16, block_size=4, max_context=100), vocab_size=49152, end_ids=frozenset({EOS})
     )
-    return Front(engine=engine, tokenizer=tokenizer, space=Space(BlockHash(bytes(32)), 4), bounds=bounds)
+    return Front(engine, Served(tokenizer=tokenizer, space=Space(BlockHash(bytes(32)), 4), bounds=bounds))

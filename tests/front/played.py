@@ -1,11 +1,11 @@
 """An engine that answers every request with the tokens that a test gave it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock, Thread
 from time import monotonic, sleep
 
 from foreword.base.errors import CapacityError
-from foreword.base.ids import RequestId
+from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import FinishReason
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState
@@ -31,6 +31,7 @@ class PlayedEngine:
         self.finishes: list[FinishReason] = []
         """What each cancel was to be counted as."""
         self.most_open = 0
+        self.shared: list[frozenset[BlockHash]] = []
         self._open: dict[RequestId, Stream] = {}
         self._lock = Lock()
 
@@ -69,6 +70,13 @@ class PlayedEngine:
     def flush(self) -> Flushed:
         raise NotImplementedError
 
+    def share(self, public: frozenset[BlockHash]) -> int:
+        self.shared.append(public)
+        return 0
+
+    def reload(self, load: Callable[[], BlockHash]) -> BlockHash:
+        return load()
+
     def _play(self, submission: Submission, stream: Stream) -> None:
         samples = self.samples or [Sample(token) for token in self.tokens]
         prompt = len(submission.chain)
@@ -100,6 +108,7 @@ def usage(prompt: int, completion: int) -> Usage:
         completion_tokens=completion,
         reason="never_seen",
         queue_s=0.0,
+        tokenize_s=0.0,
         lookup_s=0.0,
         prefill_s=0.0,
         first_token_s=0.0,

@@ -1,7 +1,7 @@
 """From an ask to a submission: ids, chain, times."""
 
 from foreword.cache.identity import Chain, Space
-from foreword.front.ask import Ask
+from foreword.front.ask import Ask, Caller, Conversation
 from foreword.front.front import Front
 from foreword.text.tokenizer import Tokenizer
 from tests.front.played import PlayedEngine
@@ -16,19 +16,23 @@ def test_text_is_tokenised_hashed_and_timed(front: Front, engine: PlayedEngine, 
     assert submission.chain.hashes == Chain(Space(submission.chain.root, 4), ids).hashes
     assert len(submission.chain.hashes) == len(ids) // 4
     assert (answer.id, answer.prompt_tokens) == (submission.id, len(ids))
-    assert answer.tokenize_s > 0
+    assert submission.tokenize_s > 0
     assert submission.lookup_s > 0
     assert submission.arrival_s <= engine.now()
+    front.submit(Ask(prompt=text), Caller(arrived_s=1.5))
+    assert engine.submissions[1].arrival_s == 1.5
 
 
 def test_ids_are_taken_as_they_are(front: Front, engine: PlayedEngine) -> None:
-    answer = front.submit(Ask(prompt=(1, 2, 3)))
+    front.submit(Ask(prompt=(1, 2, 3)))
     assert list(engine.submissions[0].chain.tokens) == [1, 2, 3]
-    assert answer.tokenize_s == 0
+    assert engine.submissions[0].tokenize_s == 0
 
 
 def test_a_rendered_chat_is_a_prompt(front: Front, engine: PlayedEngine, tokenizer: Tokenizer) -> None:
     ids = front.render_chat([{"role": "user", "content": "Hi"}])
     assert tokenizer.decode(ids).endswith("user\nHi\nassistant\n")
     front.submit(Ask(prompt=ids))
-    assert tuple(engine.submissions[0].chain.tokens) == ids
+    front.submit(Ask(prompt=Conversation([{"role": "user", "content": "Hi"}])))
+    assert [tuple(submission.chain.tokens) for submission in engine.submissions] == [ids, ids]
+    assert engine.submissions[1].tokenize_s > 0

@@ -58,8 +58,8 @@ def running(cache: CacheConfig, schedule: ScheduleConfig) -> Iterator[Running]:
     config = Config(model=ModelConfig(device="cpu"), cache=cache, schedule=schedule, server=ServerConfig(port=0))
     metrics = Metrics()
     assembly = assemble(config, observer=metrics)
-    listener = Listener(create_app(serving(assembly, metrics)), config.server, drain_s=5)
-    thread = threading.Thread(target=listener.run)
+    listener = Listener(config.server, drain_s=5)
+    thread = threading.Thread(target=listener.run, args=[create_app(serving(assembly, metrics))])
     thread.start()
     try:
         while not listener.started:

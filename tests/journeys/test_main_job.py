@@ -171,8 +171,14 @@ def test_the_plain_form(server: Running) -> None:
     for reply in (first, again, other):
         assert reply["cached_tokens"] + reply["computed_tokens"] == reply["prompt_tokens"]
         assert reply["cache"]["at_token"] == reply["cache"]["tiers"]["device"] == reply["cached_tokens"]
-        assert all(seconds >= 0 for seconds in reply["cache"]["timings"].values())
-    assert again["cache"]["timings"]["prefill_s"] < first["cache"]["timings"]["prefill_s"]
+        timings = reply["cache"]["timings"]
+        assert all(seconds >= 0 for seconds in timings.values())
+        total = timings.pop("first_token_s")
+        assert sum(timings.values()) == pytest.approx(total, abs=1e-4)
+        assert min(timings[part] for part in ("tokenize_s", "lookup_s", "prefill_s")) > 0
+    assert first["cache"]["saved"] == {"prefill_flops": 0, "seconds": 0}
+    assert again["cache"]["saved"]["seconds"] > 0
+    assert again["cache"]["saved"]["prefill_flops"] > other["cache"]["saved"]["prefill_flops"] > 0
 
 
 @pytest.mark.parametrize("route", ["chat", "completions"])

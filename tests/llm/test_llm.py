@@ -38,7 +38,10 @@ def test_one_prompt(llm: LLM) -> None:
     assert result.completion_tokens == len(result.token_ids) == 4
     assert result.cached_tokens + result.computed_tokens == result.prompt_tokens == 5
     assert result.logprobs is None
-    assert result.first_token_s > 0
+    parts = (result.queue_s, result.tokenize_s, result.lookup_s, result.prefill_s)
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(result.first_token_s, abs=1e-4)
+    assert result.first_token_s > result.prefill_s > 0
 
 
 def test_prompts_that_share_a_prefix(llm: LLM) -> None:

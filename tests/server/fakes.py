@@ -9,15 +9,18 @@ import httpx
 from fastapi import FastAPI
 
 from foreword.base.config import Config, ServerConfig
-from foreword.base.errors import CapacityError, RequestError, Unavailable
+from foreword.base.errors import CapacityError, NotFound, RequestError, Unavailable
+from foreword.base.ids import BlockHash
 from foreword.base.params import FinishReason
 from foreword.cache.blocks import PoolState
-from foreword.engine.state import EngineState
-from foreword.front.ask import Ask, Piece, TokenText
+from foreword.cache.prefix_cache import Flushed
+from foreword.engine.state import EngineState, TenantState
+from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
 from foreword.front.bounds import Bounds, check_ids, reach_of, sampling_of
+from foreword.front.operator import Head, PublicHead
 from foreword.schedule.admission import Limits
 from foreword.schedule.plan import Usage
-from foreword.server import Service, create_app
+from foreword.server import KeyFile, Service, create_app
 from foreword.telemetry import Metrics
 
 BLOCK = 4
@@ -39,7 +42,6 @@ class FakeAnswer:
     logprobs: int | None = None
     endless: bool = False
     error: str | None = None
-    tokenize_s: float = 0.001
     num_cancels: int = 0
     ended: bool = False
 
@@ -72,20 +74,13 @@ class FakeFront:
     error: str | None = None
     """What an answer that ends badly says."""
     asks: list[Ask] = field(default_factory=list[Ask])
+    callers: list[Caller] = field(default_factory=list[Caller])
     answers: list[FakeAnswer] = field(default_factory=list[FakeAnswer])
     messages: list[list[Mapping[str, Any]]] = field(default_factory=list[list[Mapping[str, Any]]])
     seen: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
-        self.messages.append(list(messages))
-        if messages[-1]["role"] == "assistant":
-            raise RequestError("messages do not fit the model's chat template: no", field="messages")
-        return tuple(ord(char) for message in messages for char in f"{message['role']}:{message['content']}\n")
-
-    def submit(self, ask: Ask, /) -> FakeAnswer:
-        ids = tuple(map(ord, ask.prompt)) if isinstance(ask.prompt, str) else ask.prompt
-        if not isinstance(ask.prompt, str):
-            check_ids(ids, BOUNDS.vocab_size)
+    def submit(self, ask: Ask, caller: Caller, /) -> FakeAnswer:
+        ids = self._ids(ask.prompt)
         sampling = sampling_of(ask, len(ids), BOUNDS)
         reach_of(ask, len(ids))
         if self.full_after is not None and len(self.answers) >= self.full_after:
@@ -93,12 +88,24 @@ class FakeFront:
         if self.away:
             raise Unavailable("the server is stopping; try another one", retry_after_s=10.0)
         self.asks.append(ask)
+        self.callers.append(caller)
         text = self.text[: sampling.max_tokens]
         finish = self.finish if self.finish in ("error", "cancelled") or len(text) == len(self.text) else "length"
         usage = self._usage(ids, len(text))
         answer = FakeAnswer(text, finish, usage, ask.logprobs, self.endless, self.error)
         self.answers.append(answer)
         return answer
+
+    def _ids(self, prompt: str | tuple[int, ...] | Conversation) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(map(ord, prompt))
+        if isinstance(prompt, tuple):
+            check_ids(prompt, BOUNDS.vocab_size)
+            return prompt
+        self.messages.append(list(prompt.messages))
+        if prompt.messages[-1]["role"] == "assistant":
+            raise RequestError("messages do not fit the model's chat template: no", field="messages")
+        return tuple(ord(char) for message in prompt.messages for char in f"{message['role']}:{message['content']}\n")
 
     def _usage(self, ids: tuple[int, ...], completion: int) -> Usage:
         whole = (len(ids) - 1) // BLOCK
@@ -113,6 +120,7 @@ class FakeFront:
             completion_tokens=completion,
             reason="complete" if cached == whole * BLOCK and whole else "never_seen",
             queue_s=0.001,
+            tokenize_s=0.0005,
             lookup_s=0.002,
             prefill_s=0.003,
             first_token_s=0.004,
@@ -125,9 +133,51 @@ class FakeEngine:
 
     alive: bool = True
     caching: bool = True
+    ready: bool = True
+    tenants: dict[str, TenantState] = field(default_factory=dict[str, TenantState])
+
+    def now(self) -> float:
+        return 12.5
 
     def state(self) -> EngineState:
-        return EngineState(self.alive, 1, 2, PoolState(total=10, free=5, cached=3, held=2), self.caching)
+        return EngineState(self.alive, 1, 2, PoolState(total=10, free=5, cached=3, held=2), self.caching, self.tenants)
+
+
+@dataclass(slots=True)
+class FakeOperator:
+    """Remembers what it was told."""
+
+    heads: list[PublicHead] = field(default_factory=list[PublicHead])
+    max_public_blocks: int = 25
+    root: BlockHash = field(default_factory=lambda: BlockHash(b"new"))
+    fails: Exception | None = None
+    num_flushes: int = 0
+
+    @property
+    def num_public_blocks(self) -> int:
+        return sum(head.num_blocks for head in self.heads)
+
+    def mark(self, head: Head, /) -> PublicHead:
+        if head == "short":
+            raise RequestError("the head has 1 tokens, less than a block", field="prompt")
+        self.heads.append(PublicHead(head, 9, 2))
+        return self.heads[-1]
+
+    def unmark(self, head: Head, /) -> int:
+        found = [public for public in self.heads if public.head == head]
+        if not found:
+            raise NotFound("this head is not public", field="prompt")
+        self.heads.remove(found[0])
+        return 2
+
+    def flush(self) -> Flushed:
+        self.num_flushes += 1
+        return Flushed(dropped=3, still_held=1)
+
+    def reload(self) -> BlockHash:
+        if self.fails is not None:
+            raise self.fails
+        return self.root
 
 
 @dataclass(slots=True)
@@ -136,23 +186,31 @@ class World:
 
     front: FakeFront = field(default_factory=FakeFront)
     engine: FakeEngine = field(default_factory=FakeEngine)
+    operator: FakeOperator = field(default_factory=FakeOperator)
     metrics: Metrics = field(default_factory=Metrics)
+    keys: KeyFile | None = None
+    limits: Limits = BOUNDS.limits
     config: Config = field(default_factory=lambda: Config(server=ServerConfig(max_body_bytes=100_000)))
 
     def app(self) -> FastAPI:
         service = Service(
             front=self.front,
             engine=self.engine,
+            operator=self.operator,
             metrics=self.metrics,
+            prefill_flops=lambda num_tokens: 1000 * num_tokens,
+            limits=self.limits,
+            keys=self.keys,
             models=("tiny", "alias/tiny"),
             config=self.config,
-            effective={"device": "cpu"},
+            effective=lambda: {"device": "cpu", "root": "old"},
         )
         return create_app(service)
 
-    def client(self) -> httpx.AsyncClient:
+    def client(self, key: str | None = None) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app(), raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://test")
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

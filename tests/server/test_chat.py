@@ -3,10 +3,13 @@
 import httpx
 import pytest
 
+from foreword.schedule.plan import Outcome, StepStats
 from tests.server.fakes import World
 
 
 async def test_answer(client: httpx.AsyncClient, world: World) -> None:
+    world.metrics.observe(Outcome(0, (), StepStats(num_chunks=1, num_tokens=100)))
+    world.metrics.observe_step(2.0, 0.0)
     for cached in (0, 8):
         reply = (await client.post("/chat", json={"prompt": "abcdefghij", "prefix_length": 8})).json()
         report = reply.pop("cache")
@@ -19,6 +22,8 @@ async def test_answer(client: httpx.AsyncClient, world: World) -> None:
             "prefix_length": 8,
         }
         assert report["cached_tokens"] == report["at_token"] == report["tiers"]["device"] == cached
+        assert report["saved"] == {"prefill_flops": 1000 * cached, "seconds": pytest.approx(0.02 * cached)}
+        assert report["where"] is None
         assert set(report["timings"]) == {
             "queue_s",
             "tokenize_s",
@@ -28,6 +33,7 @@ async def test_answer(client: httpx.AsyncClient, world: World) -> None:
             "first_token_s",
         }
     ask = world.front.asks[0]
+    assert [caller.arrived_s for caller in world.front.callers] == [12.5, 12.5]
     assert (ask.prompt, ask.max_tokens, ask.temperature, ask.prefix_length) == ("abcdefghij", 64, 0.0, 8)
 
 

@@ -121,10 +121,12 @@ async def test_report(client: httpx.AsyncClient, stream: bool, with_usage: bool)
         "reason": "never_seen",
         "at_token": 0,
         "tiers": {"device": 0},
+        "where": None,
+        "saved": {"prefill_flops": 0, "seconds": 0.0},
     }
     assert timings == {
         "queue_s": 0.001,
-        "tokenize_s": 0.001,
+        "tokenize_s": 0.0005,
         "lookup_s": 0.002,
         "fetch_s": 0.0,
         "prefill_s": 0.003,

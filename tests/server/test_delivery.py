@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foreword.front.ask import Ask
+from foreword.front.ask import Ask, Caller
 from tests.server.fakes import FakeAnswer, FakeFront, World
 from tests.server.sse import events
 
@@ -23,7 +23,7 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class Caller:
+class Line:
     """An ASGI client that can hang up."""
 
     def __init__(self, path: str, body: dict[str, Any]) -> None:
@@ -62,15 +62,15 @@ async def until(done: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_a_client_that_hangs_up_ends_its_answers(path: str, body: dict[str, Any]) -> None:
     world = World(front=FakeFront(endless=True))
-    caller = Caller(path, body)
+    line = Line(path, body)
     app: Callable[..., Awaitable[None]] = world.app()
-    serving = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    serving = asyncio.create_task(app(line.scope, line.receive, line.send))
     wanted = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
     await until(lambda: len(world.front.answers) == wanted)
     await asyncio.sleep(0.02)
     assert not serving.done()
     assert all(answer.num_cancels == 0 for answer in world.front.answers)
-    caller.hang_up.set()
+    line.hang_up.set()
     async with asyncio.timeout(1):
         await serving
     assert all(answer.num_cancels >= 1 for answer in world.front.answers)
@@ -79,9 +79,9 @@ async def test_a_client_that_hangs_up_ends_its_answers(path: str, body: dict[str
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_a_server_that_is_stopped_hard_ends_its_answers(path: str, body: dict[str, Any]) -> None:
     world = World(front=FakeFront(endless=True))
-    caller = Caller(path, body)
+    line = Line(path, body)
     app: Callable[..., Awaitable[None]] = world.app()
-    serving = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    serving = asyncio.create_task(app(line.scope, line.receive, line.send))
     await until(lambda: len(world.front.answers) >= 1)
     await asyncio.sleep(0.02)
     serving.cancel()
@@ -92,16 +92,16 @@ async def test_a_server_that_is_stopped_hard_ends_its_answers(path: str, body: d
 
 async def test_a_client_that_hangs_up_while_its_prompt_is_read() -> None:
     class SlowFront(FakeFront):
-        def submit(self, ask: Ask, /) -> FakeAnswer:
+        def submit(self, ask: Ask, caller: Caller, /) -> FakeAnswer:
             import time
 
             time.sleep(0.05)
-            return FakeFront.submit(self, ask)
+            return FakeFront.submit(self, ask, caller)
 
     world = World(front=SlowFront(endless=True))
-    caller = Caller("/v1/completions", {"prompt": "abc"})
-    caller.hang_up.set()
-    await world.app()(caller.scope, caller.receive, caller.send)
+    line = Line("/v1/completions", {"prompt": "abc"})
+    line.hang_up.set()
+    await world.app()(line.scope, line.receive, line.send)
     assert [answer.num_cancels >= 1 for answer in world.front.answers] == [True]
 
 
@@ -153,7 +153,7 @@ async def test_a_server_that_cuts_answers_short(
 
 async def test_a_fault_of_ours_shows_nothing_of_its_inside(world: World) -> None:
     class Broken(FakeFront):
-        def submit(self, ask: Ask, /) -> FakeAnswer:
+        def submit(self, ask: Ask, caller: Caller, /) -> FakeAnswer:
             raise ZeroDivisionError("a secret path")
 
     async with World(front=Broken()).client() as client:

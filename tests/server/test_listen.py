@@ -22,29 +22,41 @@ def test_loopback_needs_nothing(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
 def test_other_addresses_must_be_meant(host: str) -> None:
-    with pytest.raises(ConfigError, match="insecure"):
+    with pytest.raises(ConfigError, match="--api-keys, or say --insecure"):
         check_address(ServerConfig(host=host))
     check_address(ServerConfig(host=host, insecure=True))
+    check_address(ServerConfig(host=host, api_keys="keys.json"))
 
 
 def test_a_taken_port_is_refused_by_name() -> None:
-    app = World().app()
-    first = Listener(app, ServerConfig(port=0))
-    thread = threading.Thread(target=first.run)
-    thread.start()
-    while not first.started:
-        time.sleep(0.01)
+    first = Listener(ServerConfig(port=0))
+    first_port = first.port
     with pytest.raises(ConfigError, match=f"port {first.port}: Address already in use"):
-        Listener(app, ServerConfig(port=first.port))
-    first.stop()
+        Listener(ServerConfig(port=first.port))
+    first.close()
+    Listener(ServerConfig(port=first_port)).close()
+
+
+def test_clients_that_come_early_wait() -> None:
+    listener = Listener(ServerConfig(port=0))
+    answers: list[int] = []
+    early = threading.Thread(target=lambda: answers.append(httpx.get(f"{listener.url}/health", timeout=20).status_code))
+    early.start()
+    early.join(0.3)
+    assert early.is_alive()
+    thread = threading.Thread(target=listener.run, args=[World().app()])
+    thread.start()
+    early.join(20)
+    assert answers == [200]
+    listener.stop()
     thread.join(10)
     assert not thread.is_alive()
 
 
 def test_answers_under_way_get_their_time_and_are_cancelled_then() -> None:
     world = World(front=FakeFront(endless=True))
-    listener = Listener(world.app(), ServerConfig(port=0), drain_s=1)
-    thread = threading.Thread(target=listener.run)
+    listener = Listener(ServerConfig(port=0), drain_s=1)
+    thread = threading.Thread(target=listener.run, args=[world.app()])
     thread.start()
     while not listener.started:
         time.sleep(0.01)
@@ -65,8 +77,8 @@ def test_answers_under_way_get_their_time_and_are_cancelled_then() -> None:
 
 def test_a_hundred_megabytes_are_refused_over_a_real_socket() -> None:
     world = World()
-    listener = Listener(world.app(), ServerConfig(port=0))
-    thread = threading.Thread(target=listener.run)
+    listener = Listener(ServerConfig(port=0))
+    thread = threading.Thread(target=listener.run, args=[world.app()])
     thread.start()
     while not listener.started:
         time.sleep(0.01)
@@ -85,9 +97,9 @@ _PROGRAM = """
 from tests.server.fakes import World
 from foreword.base.config import ServerConfig
 from foreword.server import Listener
-listener = Listener(World().app(), ServerConfig(port=0))
+listener = Listener(ServerConfig(port=0))
 print(listener.port, flush=True)
-listener.run()
+listener.run(World().app())
 print("after", flush=True)
 """
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from foreword.server.admin import PublicHeadRequest
 from foreword.server.chat import PlainRequest
 from foreword.server.openai.requests import ChatRequest, CompletionRequest
 
@@ -26,19 +27,22 @@ async def test_routes(client: httpx.AsyncClient) -> None:
         "/chat",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/models/reload",
         "/v1/cache",
+        "/v1/cache/flush",
+        "/v1/cache/public",
         "/health",
         "/ready",
         "/metrics",
     }
     for path in ("/v1/chat/completions", "/v1/completions", "/chat"):
         route = document["paths"][path]["post"]
-        assert {"200", "400", "404", "413", "422", "429", "500", "503"} <= set(route["responses"])
+        assert {"200", "400", "401", "404", "413", "422", "429", "500", "503"} <= set(route["responses"])
         assert route["requestBody"]["required"]
 
 
 async def test_bodies_are_closed(client: httpx.AsyncClient) -> None:
     schemas: dict[str, Any] = (await client.get("/openapi.json")).json()["components"]["schemas"]
-    for form in (ChatRequest, CompletionRequest, PlainRequest):
+    for form in (ChatRequest, CompletionRequest, PlainRequest, PublicHeadRequest):
         assert schemas[form.__name__]["additionalProperties"] is False
         assert set(schemas[form.__name__]["properties"]) == set(form.model_fields)

@@ -7,12 +7,19 @@ from tests.server.fakes import World
 
 async def test_health(client: httpx.AsyncClient, world: World) -> None:
     for path in ("/health", "/ready"):
-        world.engine.alive = True
+        world.engine.alive = world.engine.ready = True
         response = await client.get(path)
         assert (response.status_code, response.json()) == (200, {"status": "ok"})
-        world.engine.alive = False
+        world.engine.alive = world.engine.ready = False
         response = await client.get(path)
         assert (response.status_code, response.json()) == (503, {"status": "engine_dead"})
+
+
+async def test_not_ready_is_not_dead(client: httpx.AsyncClient, world: World) -> None:
+    world.engine.ready = False
+    assert (await client.get("/health")).status_code == 200
+    response = await client.get("/ready")
+    assert (response.status_code, response.json()) == (503, {"status": "not_ready"})
 
 
 async def test_models(client: httpx.AsyncClient) -> None:
@@ -31,15 +38,16 @@ async def test_cache(client: httpx.AsyncClient, world: World) -> None:
         "model": "tiny",
         "enabled": True,
         "cacheable": True,
-        "block_size": 16,
+        "block_size": 4,
         "blocks": {"capacity": 10, "free": 5, "cached": 3, "held": 2},
-        "capacity_tokens": 160,
+        "capacity_tokens": 40,
         "requests": {"waiting": 1, "running": 2},
+        "tenants": None,
     }
     assert settings["schedule"]["max_running"] == 64
     world.engine.caching = False
     assert (await client.get("/v1/cache")).json()["enabled"] is False
-    assert settings["effective"] == {"device": "cpu"}
+    assert settings["effective"] == {"device": "cpu", "root": "old"}
 
 
 async def test_metrics(client: httpx.AsyncClient) -> None:

@@ -10,7 +10,6 @@ from foreword.cache.blocks import PoolState
 from foreword.engine.state import EngineState
 from foreword.schedule.plan import Outcome, Sample, StepStats, TokenEvent, Usage
 from foreword.telemetry import Metrics, hit_class
-from foreword.telemetry.histogram import Histogram
 
 
 def usage(cached: int, computed: int, reason: str = "never_seen", first_token_s: float = 0.2) -> Usage:
@@ -22,6 +21,7 @@ def usage(cached: int, computed: int, reason: str = "never_seen", first_token_s:
         completion_tokens=1,
         reason=reason,  # pyright: ignore[reportArgumentType]
         queue_s=0.0,
+        tokenize_s=0.0,
         lookup_s=0.0,
         prefill_s=0.1,
         first_token_s=first_token_s,
@@ -173,11 +173,3 @@ def test_a_scrape_beside_the_engine_sees_whole_steps() -> None:
         rows = read(metrics)
         assert rows["foreword_prompt_tokens_cached_total"] * 3 == rows["foreword_prompt_tokens_computed_total"] * 2
     thread.join()
-
-
-def test_a_bucket_holds_what_is_at_most_its_border() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 2.0, 9.0):
-        histogram.add(value)
-    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
-    assert histogram.total == 14.0

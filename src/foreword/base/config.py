@@ -86,9 +86,15 @@ class ServerConfig:
     """Where it listens: read by the server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any other than loopback needs --insecure while there are no API keys."""
+    """Address to listen on. Any other than loopback needs --api-keys or --insecure."""
     port: int = 8000
     """Port to listen on."""
+    api_keys: str | None = None
+    """File of API keys, made by `foreword keys add`. Each key belongs to a tenant, and tenants share nothing but public
+    heads. None: one tenant, no keys."""
+    public_heads: str | None = None
+    """JSON file of prompts that all tenants share: a list of `{"prompt": text}` and `{"messages": [...]}`. Needs
+    --api-keys."""
     insecure: bool = False
     """Listen on a public address without API keys: everybody who reaches the port shares one cache."""
     max_body_bytes: int = 32 * 2**20
@@ -97,6 +103,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535")
+        if self.public_heads is not None and self.api_keys is None:
+            raise ConfigError("public_heads needs api_keys: without them there is one tenant, and nobody to share with")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-"""Why a request ended: an end-of-sequence token or stop string, its token limit, its caller or the engine's end, a fault."""
+"""Why a request ended: an end-of-sequence token or stop string, its token limit, its caller or the
+engine's end, a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class Flushed:
 class PrefixCache:
     """Blocks of KV that requests share by prefix. Pure bookkeeping: it orders copies and moves no byte itself."""
 
-    __slots__ = ("_index", "_pool", "_shares", "block_size", "enabled", "generation", "num_evicted")
+    __slots__ = ("_index", "_pool", "_public", "_shares", "block_size", "enabled", "generation", "num_evicted")
 
     def __init__(
         self, num_blocks: int, block_size: int, *, enabled: bool = True, shares: Mapping[str, int] | None = None
@@ -43,6 +43,8 @@ class PrefixCache:
         self._shares: Mapping[str, int] = shares or {}
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex()
+        self._public: frozenset[BlockHash] | None = None
+        """What may be stored as public. None: nobody has said yet, and chains know."""
         self.block_size = block_size
         self.enabled = enabled
         """Off: nothing matches and nothing is published; all else is the same."""
@@ -59,6 +61,10 @@ class PrefixCache:
     def state(self) -> PoolState:
         """The pool in numbers of blocks."""
         return self._pool.state()
+
+    def owned(self) -> dict[str, int]:
+        """Cached blocks of each owner. Safe to call from any thread (it may be a moment old)."""
+        return {owner: len(shelf.cached) for owner, shelf in tuple(self._pool.shelves.items())}
 
     def match(self, chain: Chain, reach: Reach) -> int:
         """How many leading full blocks could be reused now; holds nothing. Never covers the last token."""
@@ -129,6 +135,8 @@ class PrefixCache:
         for i in range(lease.published, full):
             name, block = chain.hashes[i], lease.blocks[i]
             canonical = self._index.find(name)
+            if canonical is None and i < chain.first_private and not self._may_be_public(name):
+                return  # it was made public no longer after this chain was hashed
             if canonical is None:
                 if i and self._index.find(chain.parent(i)) is None:
                     raise InvariantBroken(f"block {block} is to be published but nothing that it continues is")
@@ -167,6 +175,14 @@ class PrefixCache:
             self._pool.unlabel(self._index.drop(found))
         self.generation += 1
         return len(order)
+
+    def share(self, public: frozenset[BlockHash]) -> int:
+        """These hashes are public from now on. What no longer is goes, with all that continues it: its number."""
+        gone, self._public = (self._public or frozenset()) - public, public
+        return sum(self.quarantine(name) for name in gone if self._index.find(name) is not None)
+
+    def _may_be_public(self, name: BlockHash) -> bool:
+        return self._public is None or name in self._public
 
     def check_idle(self) -> None:
         """What must hold when nobody holds anything; cheap enough for every such moment. Raises InvariantBroken."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -18,9 +17,6 @@ from foreword.cli.flags import CacheFlags, ModelFlags
 from foreword.cli.loading import loading
 from foreword.front.ask import Ask
 from foreword.front.front import Front
-
-if TYPE_CHECKING:
-    from foreword.runner.runner import ModelCard
 
 _PREFIX = """\
 You answer questions about the lighthouse of Skarvnes. The facts follow. The tower was built in 1874 from granite that
@@ -142,8 +138,8 @@ def _experiment(assembly: Assembly, wish: Demo) -> Report:
         cold_ttft_s=cold,
         warm_ttft_s=warm,
         hit_rate=sum(one.cached_tokens for one in sent) / prompt_tokens,
-        prefill_flops=sum(_flops(assembly.card, one.prompt_tokens) for one in sent),
-        prefill_flops_saved=sum(_flops(assembly.card, one.cached_tokens) for one in sent),
+        prefill_flops=sum(assembly.prefill_flops(one.prompt_tokens) for one in sent),
+        prefill_flops_saved=sum(assembly.prefill_flops(one.cached_tokens) for one in sent),
         speedup=cold / warm,
         speedup_linear=growth,
         speedup_quadratic=growth**2,
@@ -179,11 +175,6 @@ def _send(front: Front, prompt: Sequence[int], max_tokens: int) -> Sent:
         ttft_s=usage.first_token_s,
         total_s=perf_counter() - start,
     )
-
-
-def _flops(card: "ModelCard", num_tokens: int) -> int:
-    """To compute the first `num_tokens` of a prompt: token i passes the layers once and attends to i + 1 positions."""
-    return num_tokens * card.flops_per_token + card.flops_per_token_and_key * num_tokens * (num_tokens + 1) // 2
 
 
 def _print(report: Report) -> None:

@@ -38,20 +38,24 @@ class Serve:
 
     def run(self) -> int:
         """Serve until stopped."""
-        from foreword.server import Listener, check_address, create_app, serving
+        from foreword.server import KeyFile, Listener, create_app, mark_heads, read_heads, serving
         from foreword.telemetry import Metrics
 
         _log_to_stderr()
         signal.signal(signal.SIGTERM, _as_interrupt)
-        check_address(self.server)
         config = Config(model=self.model, cache=self.cache, schedule=self.schedule, server=self.server)
         console, metrics = Console(), Metrics()
+        # All that can be wrong at once comes before the model, which takes its time.
+        listener = Listener(self.server)
+        keys = KeyFile(self.server.api_keys) if self.server.api_keys is not None else None
+        heads = read_heads(self.server.public_heads) if self.server.public_heads is not None else ()
         with loading(console, "Loading the model") as tell:
-            assembly = assemble(config, tell, metrics)
-        listener = Listener(create_app(serving(assembly, metrics)), self.server)
+            assembly = assemble(config, tell, metrics, None if keys is None else keys.keys.shares())
+            mark_heads(assembly.operator, heads)
+        app = create_app(serving(assembly, metrics, keys))
         Thread(target=_say_what_is_served, args=(console, assembly, listener), daemon=True).start()
         with suppress(KeyboardInterrupt):  # the web server has stopped, and passes on the signal that stopped it
-            listener.run()
+            listener.run(app)
         # Whoever waited for an answer has it, or has gone.
         assembly.close(drain=False, timeout_s=_LEAVE_S)
         return 0

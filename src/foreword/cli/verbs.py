@@ -9,16 +9,18 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, HelptextFromCommentsOff,
 
 from foreword.cli.demo import Demo
 from foreword.cli.identity import Identity
+from foreword.cli.keys import Keys
 from foreword.cli.serve import Serve
 
 Verb = (
     Annotated[Serve, subcommand("serve", prefix_name=False)]
     | Annotated[Demo, subcommand("demo", prefix_name=False)]
     | Annotated[Identity, subcommand("identity", prefix_name=False)]
+    | Annotated[Keys, subcommand("keys", prefix_name=False)]
 )
 
 
-def parse(arguments: Sequence[str]) -> Serve | Demo | Identity:
+def parse(arguments: Sequence[str]) -> Serve | Demo | Identity | Keys:
     """The verb with its settings. Exits with a message for arguments that are wrong; raises ConfigError for values."""
     if list(arguments) == ["--version"]:
         print(f"foreword {version('foreword')}")

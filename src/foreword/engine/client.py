@@ -1,8 +1,9 @@
 """The way into the engine from any thread, as faces see it; `worker.Worker` is the one that serves."""
 
+from collections.abc import Callable
 from typing import Protocol
 
-from foreword.base.ids import RequestId
+from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import FinishReason
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState
@@ -29,7 +30,8 @@ class EngineClient(Protocol):
     def submit(self, submission: Submission) -> Stream:
         """Queue a request.
 
-        Raises CapacityError when the queue is full or the engine is stopping, RequestError when it can never fit.
+        Raises RequestError when it can never fit, CapacityError when the queue is full or its tenant has too many
+        requests in it, Unavailable when the engine is stopping, reloading or dead.
         """
         ...
 
@@ -42,4 +44,16 @@ class EngineClient(Protocol):
 
     def flush(self) -> Flushed:
         """Forget everything cached; after it returns no new request hits older entries."""
+        ...
+
+    def share(self, public: frozenset[BlockHash]) -> int:
+        """Let these blocks be public; forget those that no longer are, and what continues them: how many."""
+        ...
+
+    def reload(self, load: Callable[[], BlockHash]) -> BlockHash:
+        """Let the live requests end, run `load` on the engine's thread, forget everything cached, and go on.
+
+        Meanwhile requests are refused with Unavailable; afterwards only chains are taken that start at the root which
+        `load` returned. When `load` raises, nothing has changed and the error is raised here.
+        """
         ...

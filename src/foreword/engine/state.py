@@ -1,8 +1,23 @@
 """The engine in numbers."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from foreword.cache.blocks import PoolState
+
+
+@dataclass(frozen=True, slots=True)
+class TenantState:
+    """One tenant at one moment: nothing but its own."""
+
+    waiting: int = 0
+    """Requests that hold nothing."""
+    running: int = 0
+    """Requests that hold blocks."""
+    cached: int = 0
+    """Blocks that it has in the cache and nobody holds."""
+    held: int = 0
+    """Blocks that its requests hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +32,5 @@ class EngineState:
     pool: PoolState
     caching: bool = True
     """Whether prefixes are reused: the setting, and that no broken book has shut the cache."""
+    tenants: Mapping[str, TenantState] = field(default_factory=dict[str, TenantState])
+    """By name; whoever has nothing here and asks for nothing is missing."""

@@ -15,10 +15,11 @@ from foreword.schedule.plan import TokenEvent
 class Stream:
     """Events of one request, in order; ends after the event that carries `finish`. One consumer, one way."""
 
-    __slots__ = ("_events", "_lock", "_wake", "request")
+    __slots__ = ("_events", "_lock", "_wake", "request", "tenant")
 
-    def __init__(self, request: RequestId) -> None:
+    def __init__(self, request: RequestId, tenant: str = "") -> None:
         self.request = request
+        self.tenant = tenant
         self._events: deque[TokenEvent] = deque()
         self._lock = Lock()
         self._wake: Callable[[], object] | None = None

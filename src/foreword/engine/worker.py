@@ -1,23 +1,25 @@
 """Worker: the engine's thread, its bounded inbox and the streams out of it.
 
-any thread:     submit, cancel, flush ──▶ inbox ──▶ ┌ engine thread ────────────────┐
+any thread:     submit, cancel, call  ──▶ inbox ──▶ ┌ engine thread ────────────────┐
 consumer:       Stream ◀── events ◀──────────────── │ take inbox, step, hand out    │
                                                     └───────────────────────────────┘
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Condition, Event, Lock, Thread, current_thread
 from typing import TypeVar
 
 from foreword.base.errors import CapacityError, InvariantBroken, Unavailable
-from foreword.base.ids import RequestId
+from foreword.base.ids import BlockHash, BlockId, RequestId
 from foreword.base.params import FinishReason
+from foreword.cache.identity import PUBLIC
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.engine import Engine
-from foreword.engine.state import EngineState
+from foreword.engine.state import EngineState, TenantState
 from foreword.engine.stream import Stream
 from foreword.schedule.admission import Limits
 from foreword.schedule.plan import Outcome, TokenEvent
@@ -38,8 +40,14 @@ class Worker:
         self._max_live = max_live
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._streams: dict[RequestId, Stream] = {}
-        self._lock = Lock()
+        self._num_live: Counter[str] = Counter()
+        self._lock = Condition(Lock())
+        """Guards what follows and the streams; told when the last stream has gone."""
+        self._root: BlockHash | None = None
+        """Where chains have to start; None until the first reload."""
+        self._loading = False
         self._stopping = False
+        self._buried = False
         self._death: BaseException | None = None
         self._ended = Event()
         self._thread = Thread(target=self._run, name="foreword-engine", daemon=True)
@@ -53,6 +61,11 @@ class Worker:
         """Whether the engine thread runs and takes requests to their end."""
         return self._thread.is_alive() and self._death is None
 
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.alive and not self._stopping and not self._loading
+
     def now(self) -> float:
         """The engine's clock, in seconds."""
         return self._engine.clock.now()
@@ -62,26 +75,55 @@ class Worker:
         scheduler = self._engine.scheduler
         running = scheduler.num_running
         return EngineState(
-            self.alive, max(0, len(self._streams) - running), running, scheduler.cache.state(), scheduler.cache.enabled
+            alive=self.alive,
+            waiting=max(0, len(self._streams) - running),
+            running=running,
+            pool=scheduler.cache.state(),
+            caching=scheduler.cache.enabled,
+            tenants=self._tenants(),
         )
+
+    def _tenants(self) -> dict[str, TenantState]:
+        with self._lock:
+            live = dict(self._num_live)
+        holders, owned = self._engine.scheduler.holders(), self._engine.scheduler.cache.owned()
+        return {
+            name: TenantState(
+                waiting=max(0, live.get(name, 0) - len(holders.get(name, ()))),
+                running=len(holders.get(name, ())),
+                cached=owned.get(name, 0),
+                held=len(set[BlockId]().union(*holders.get(name, ()))),
+            )
+            for name in {*live, *holders, *owned} - {PUBLIC}
+        }
 
     def submit(self, submission: Submission) -> Stream:
         """Queue a request.
 
-        Raises RequestError when it can never fit, CapacityError when the queue is full or the engine is stopping.
+        Raises RequestError when it can never fit, CapacityError when the queue is full or its tenant has too many
+        requests in it, Unavailable when the engine is stopping, reloading or dead.
         """
-        self._limits.check(len(submission.chain), submission.sampling.max_tokens)
-        stream = Stream(submission.id)
+        tenant = submission.chain.tenant.name
+        self._limits.of(tenant).check(len(submission.chain), submission.sampling.max_tokens)
+        stream = Stream(submission.id, tenant)
         with self._lock:
-            if self._stopping or not self.alive:
-                raise Unavailable("the server is stopping; try another one", retry_after_s=10.0)
-            if len(self._streams) >= self._max_live:
-                raise CapacityError(
-                    f"{len(self._streams)} requests are queued or running, the limit is {self._max_live}; try later"
-                )
+            self._check_open(submission)
             self._streams[submission.id] = stream
+            self._num_live[tenant] += 1
             self._inbox.put(lambda: self._engine.scheduler.add(submission))
         return stream
+
+    def _check_open(self, submission: Submission) -> None:
+        if self._stopping or not self.alive:
+            raise Unavailable("the server is stopping; try another one", retry_after_s=10.0)
+        if self._loading or self._root not in (None, submission.chain.root):
+            raise Unavailable("the model is being reloaded; try again", retry_after_s=5.0)
+        tenant, most = submission.chain.tenant.name, submission.max_live
+        own, all_live = self._num_live[tenant], len(self._streams)
+        if most is not None and own >= most:
+            raise CapacityError(f"tenant {tenant} has {own} requests queued or running, its limit is {most}; try later")
+        if all_live >= self._max_live:
+            raise CapacityError(f"{all_live} requests are queued or running, the limit is {self._max_live}; try later")
 
     def cancel(self, request: RequestId, finish: FinishReason = "cancelled") -> None:
         """Stop a request within a step; what it has computed stays cached. Unknown ids are ignored."""
@@ -90,6 +132,28 @@ class Worker:
     def flush(self) -> Flushed:
         """Forget everything cached; once it returns no new request hits older entries. Waits for the running step."""
         return self._call(self._engine.scheduler.flush)
+
+    def share(self, public: frozenset[BlockHash]) -> int:
+        """Let these blocks be public; forget those that no longer are, and what continues them: how many."""
+        return self._call(lambda: self._engine.scheduler.cache.share(public))
+
+    def reload(self, load: Callable[[], BlockHash]) -> BlockHash:
+        """Let the live requests end, run `load` on the engine's thread, forget everything cached, and go on.
+
+        Meanwhile requests are refused with Unavailable; afterwards only chains are taken that start at the root which
+        `load` returned. When `load` raises, nothing has changed and the error is raised here.
+        """
+        with self._lock:
+            if not self.ready:
+                raise Unavailable("the engine is stopping or being reloaded already")
+            self._loading = True
+        try:
+            with self._lock:
+                self._lock.wait_for(lambda: not self._streams)
+            return self._call(lambda: self._turn_to(load()))
+        finally:
+            with self._lock:
+                self._loading = False
 
     def check(self) -> None:
         """Compare all books between two steps; raises InvariantBroken."""
@@ -151,12 +215,29 @@ class Worker:
             if stream is None:
                 continue
             if event.finish is not None:
-                with self._lock:
-                    del self._streams[event.request]
+                self._forget(stream)
             stream.put(event)
+
+    def _forget(self, stream: Stream) -> None:
+        with self._lock:
+            del self._streams[stream.request]
+            self._num_live[stream.tenant] -= 1
+            if not self._num_live[stream.tenant]:
+                del self._num_live[stream.tenant]
+            if not self._streams:
+                self._lock.notify_all()
+
+    def _turn_to(self, root: BlockHash) -> BlockHash:
+        """The model has changed under us while nothing ran: nothing of before is true of it."""
+        self._engine.scheduler.flush()
+        with self._lock:
+            self._root = root
+        return root
 
     def _call(self, work: Callable[[], _T]) -> _T:
         """Run `work` on the engine thread between two steps and return what it returns, or raise what it raises."""
+        if current_thread() is self._thread:
+            return work()
         done: Future[_T] = Future()
 
         def command() -> None:
@@ -166,7 +247,7 @@ class Worker:
                 done.set_exception(error)
 
         with self._lock:
-            if not self.alive:
+            if self._buried or not self.alive:
                 raise Unavailable("the engine has stopped")
             self._inbox.put(command)
         return done.result()
@@ -174,8 +255,10 @@ class Worker:
     def _bury(self) -> None:
         """Nobody waits for a dead engine: what is live ends, with the reason."""
         with self._lock:
-            self._stopping = True
+            self._stopping = self._buried = True
             left, self._streams = self._streams, {}
+            self._num_live.clear()
+            self._lock.notify_all()
         why = "the server stopped" if self._death is None else f"the engine died: {self._death}"
         for stream in left.values():
             stream.put(TokenEvent(stream.request, finish="cancelled", error=why))

@@ -45,16 +45,11 @@ class Answer:
         "_usage",
         "id",
         "prompt_tokens",
-        "tokenize_s",
     )
 
-    def __init__(
-        self, engine: EngineClient, stream: Stream, reading: Reading, *, prompt_tokens: int, tokenize_s: float
-    ) -> None:
+    def __init__(self, engine: EngineClient, stream: Stream, reading: Reading, *, prompt_tokens: int) -> None:
         self.id: RequestId = stream.request
         self.prompt_tokens = prompt_tokens
-        self.tokenize_s = tokenize_s
-        """Seconds that tokenising the prompt took; 0 for a prompt of ids."""
         self._engine = engine
         self._stream = stream
         self._reading = reading

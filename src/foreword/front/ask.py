@@ -1,17 +1,43 @@
 """Text in, text out, as values: what a face asks for (`Ask`) and what it gets back (`Piece`)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from foreword.base.params import FinishReason
+from foreword.cache.identity import ALONE, Tenant
 from foreword.schedule.plan import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages of `role` and `content`, a prompt by way of the model's chat template."""
+
+    messages: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks, and since when: what a face knows beside the request, and never takes out of it."""
+
+    tenant: Tenant = ALONE
+    """Whose prefixes are read and stored."""
+    arrived_s: float | None = None
+    """When the request came in, on the engine's clock. None: now."""
+    max_live: int | None = None
+    """Prompts that the tenant may have queued or running, this one included. None: as many as there is room for."""
+
+
+SOMEBODY = Caller()
+"""The caller on a server that serves one tenant only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One prompt with its wishes, before tokenising and checking. Same defaults on every face."""
 
-    prompt: str | tuple[int, ...]
-    """Raw text (tokenised as /v1/completions does), or token ids taken as they are."""
+    prompt: str | tuple[int, ...] | Conversation
+    """Raw text (tokenised as /v1/completions does), token ids taken as they are, or a conversation."""
     max_tokens: int | None = None
     """None: what is left of the context."""
     temperature: float = 0.0

@@ -1,61 +1,75 @@
 """The one way in for every face: an `Ask` becomes a checked and hashed submission, and an `Answer` comes back."""
 
 from collections.abc import Sequence
-from time import perf_counter
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from foreword.base.ids import RequestId
 from foreword.cache.identity import Chain, Space
 from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer, Reading
-from foreword.front.ask import Ask
+from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation
 from foreword.front.bounds import Bounds, check_ids, reach_of, sampling_of
 from foreword.schedule.request import Submission
 from foreword.text.chat import chat_ids
 from foreword.text.tokenizer import Message, Tokenizer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What is served at one moment. It is replaced as a whole, so that no request sees a half of two."""
+
+    tokenizer: Tokenizer
+    space: Space
+    """Where every chain starts: the model's root, and what all tenants share."""
+    bounds: Bounds
+
+
 class Front:
     """Text in, text out, for one served model. Every method may be called from any thread.
 
-    `submit` and `render_chat` tokenise and hash in the calling thread: microseconds for a chat turn, tens of
-    milliseconds for a hundred thousand tokens.
+    `submit` tokenises and hashes in the calling thread: microseconds for a chat turn, tens of milliseconds for a
+    hundred thousand tokens.
     """
 
-    __slots__ = ("_engine", "_space", "bounds", "tokenizer")
+    __slots__ = ("_engine", "served")
 
-    def __init__(self, *, engine: EngineClient, tokenizer: Tokenizer, space: Space, bounds: Bounds) -> None:
-        """Every chain starts in `space`, that of the served model."""
+    def __init__(self, engine: EngineClient, served: Served) -> None:
         self._engine = engine
-        self._space = space
-        self.tokenizer = tokenizer
-        self.bounds = bounds
+        self.served = served
+        """Read once by each request; whoever changes what is served puts a new one here."""
 
-    def submit(self, ask: Ask) -> Answer:
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The served model's tokenizer."""
+        return self.served.tokenizer
+
+    def submit(self, ask: Ask, caller: Caller = SOMEBODY) -> Answer:
         """Check, tokenise, hash and queue one request.
 
-        Raises RequestError naming the field and the limit, CapacityError when the queue is full or the engine stops.
+        Raises RequestError naming the field and the limit, CapacityError when the queue is full or the caller has too
+        many requests in it, Unavailable when nobody computes.
         """
-        arrival_s = self._engine.now()
-        start = perf_counter()
-        is_text = isinstance(ask.prompt, str)
-        prompt = self.tokenizer.encode(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
-        tokenize_s = perf_counter() - start if is_text else 0.0
-        if not is_text:
-            check_ids(prompt, self.bounds.vocab_size)
-        sampling = sampling_of(ask, len(prompt), self.bounds)
+        served, now = self.served, self._engine.now
+        start = now()
+        prompt = ids_of(ask.prompt, served)
+        tokenized = start if isinstance(ask.prompt, tuple) else now()
+        bounds = replace(served.bounds, limits=served.bounds.limits.of(caller.tenant.name))
+        sampling = sampling_of(ask, len(prompt), bounds)
         reach = reach_of(ask, len(prompt))
-        start = perf_counter()
-        chain = Chain(self._space, prompt)
+        checked = now()
+        chain = Chain(served.space, prompt, tenant=caller.tenant)
         submission = Submission(
             id=RequestId(uuid4().hex),
             chain=chain,
             sampling=sampling,
-            arrival_s=arrival_s,
-            lookup_s=perf_counter() - start,
+            arrival_s=start if caller.arrived_s is None else caller.arrived_s,
+            tokenize_s=tokenized - start,
+            lookup_s=now() - checked,
             reach=reach,
+            max_live=caller.max_live,
         )
-        vocabulary = self.tokenizer.vocabulary
+        vocabulary = served.tokenizer.vocabulary
         reading = Reading(
             vocabulary=vocabulary,
             stops=ask.stop,
@@ -63,12 +77,21 @@ class Front:
             continues=prompt[-1] not in vocabulary.special_ids,
             logprobs=sampling.logprobs is not None,
         )
-        stream = self._engine.submit(submission)
-        return Answer(self._engine, stream, reading, prompt_tokens=len(prompt), tokenize_s=tokenize_s)
+        return Answer(self._engine, self._engine.submit(submission), reading, prompt_tokens=len(prompt))
 
     def render_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Ids of a conversation through the model's chat template, ready for `Ask.prompt`.
+        """Ids of a conversation through the model's chat template, ready for the assistant's turn.
 
         Raises RequestError naming `messages` when they do not fit the template or there is none.
         """
-        return tuple(chat_ids(self.tokenizer, messages))
+        return ids_of(Conversation(messages), self.served)
+
+
+def ids_of(prompt: str | tuple[int, ...] | Conversation, served: Served) -> tuple[int, ...]:
+    """A prompt as token ids. Raises RequestError naming `prompt` or `messages`."""
+    if isinstance(prompt, tuple):
+        check_ids(prompt, served.bounds.vocab_size)
+        return prompt
+    if isinstance(prompt, str):
+        return tuple(served.tokenizer.encode(prompt))
+    return tuple(chat_ids(served.tokenizer, prompt.messages))

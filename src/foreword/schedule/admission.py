@@ -1,6 +1,7 @@
 """Which requests can never run, and are refused at the door with their numbers."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from foreword.base.errors import RequestError
 
@@ -12,6 +13,20 @@ class Limits:
     num_blocks: int
     block_size: int
     max_context: int
+    shares: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Blocks that each tenant is sure of, by name: nobody else's request may count on them."""
+    public_blocks: int = 0
+    """Blocks set aside for public heads, which are evicted for nobody."""
+    hint: str = ""
+    """Ends a refusal: why the context is shorter than the model's."""
+
+    def of(self, tenant: str) -> "Limits":
+        """What a request of this tenant may ask for: it must be able to run without what others are sure of."""
+        others = self.public_blocks + sum(share for name, share in self.shares.items() if name != tenant)
+        room = max(0, self.num_blocks - others) * self.block_size
+        if room >= self.max_context:
+            return self
+        return replace(self, max_context=room, hint=" The rest of the pool is set aside for public heads and others.")
 
     def check(self, num_prompt: int, max_tokens: int) -> None:
         """Raise RequestError if the request cannot run even alone."""
@@ -19,16 +34,19 @@ class Limits:
             raise RequestError("the prompt is empty; give at least one token", field="prompt")
         if max_tokens < 1:
             raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1", field="max_tokens")
+        if self.max_context < 2:
+            raise RequestError(f"no request of yours can run: you can have {self.max_context} tokens.{self.hint}")
         if num_prompt >= self.max_context:
             raise RequestError(
                 f"the prompt has {num_prompt} tokens; at most {self.max_context - 1} fit into the context of"
-                f" {self.max_context} with one token of answer. Shorten it.",
+                f" {self.max_context} with one token of answer. Shorten it.{self.hint}",
                 field="prompt",
             )
         if num_prompt + max_tokens > self.max_context:
             raise RequestError(
                 f"{num_prompt} prompt tokens and max_tokens {max_tokens} make {num_prompt + max_tokens}; the context is"
-                f" {self.max_context}. Ask for at most {self.max_context - num_prompt}, or leave max_tokens out.",
+                f" {self.max_context}. Ask for at most {self.max_context - num_prompt}, or leave max_tokens out."
+                f"{self.hint}",
                 field="max_tokens",
             )
 

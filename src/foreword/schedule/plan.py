@@ -87,13 +87,17 @@ class Usage:
     reason: Reason
     """Why the match stopped where it did."""
     queue_s: float
-    """From arrival to the plan that gave the first token of work."""
+    """From arrival to the plan that gave the first token of work, less the next two."""
+    tokenize_s: float
+    """Time to make token ids of the prompt, its chat template included; 0 for a prompt of ids."""
     lookup_s: float
-    """Time to hash the prompt, measured at intake."""
+    """Time to hash the prompt."""
     prefill_s: float
     """From that first plan to the commit that brought the first output token."""
     first_token_s: float
-    """From arrival to the commit that brought the first output token."""
+    """From arrival to that commit: the sum of the four above."""
+    tenant: str = ""
+    """Whose request it is; empty on a server that serves one tenant only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,15 @@ class Submission:
     sampling: Sampling
     arrival_s: float
     """When the request came in, on the engine's clock."""
+    tokenize_s: float = 0.0
+    """Time spent making token ids of the prompt, part of the time since arrival."""
     lookup_s: float = 0.0
-    """Time spent hashing the prompt."""
+    """Time spent hashing the prompt, part of the time since arrival."""
     reach: Reach = EVERYTHING
     priority: int = 0
     """Higher goes first; equal ones in order of arrival."""
+    max_live: int | None = None
+    """Requests that its tenant may have queued or running, this one included. None: no limit of its own."""
 
 
 class Request:
@@ -101,7 +105,7 @@ class Request:
 
     def usage(self, now: float) -> Usage:
         """The account so far; `now` stands in for what has not happened yet."""
-        arrival = self.submission.arrival_s
+        asked = self.submission
         started = now if self.first_planned_s is None else self.first_planned_s
         first = now if self.first_token_s is None else self.first_token_s
         return Usage(
@@ -111,8 +115,10 @@ class Request:
             recomputed_tokens=self.recomputed,
             completion_tokens=self.num_generated,
             reason=self.reason,
-            queue_s=started - arrival,
-            lookup_s=self.submission.lookup_s,
+            queue_s=max(0.0, started - asked.arrival_s - asked.tokenize_s - asked.lookup_s),
+            tokenize_s=asked.tokenize_s,
+            lookup_s=asked.lookup_s,
             prefill_s=first - started,
-            first_token_s=first - arrival,
+            first_token_s=first - asked.arrival_s,
+            tenant=self.chain.tenant.name,
         )

@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from foreword.base.errors import InvariantBroken
-from foreword.base.ids import PENDING_TOKEN, BlockHash, RequestId
+from foreword.base.ids import PENDING_TOKEN, BlockHash, BlockId, RequestId
 from foreword.base.params import FinishReason
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
@@ -107,6 +107,15 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that hold blocks."""
         return len(self._running)
+
+    def holders(self) -> dict[str, list[set[BlockId]]]:
+        """By tenant: the blocks that each of its running requests holds. From any thread, a moment old."""
+        found: dict[str, list[set[BlockId]]] = {}
+        for request in self._running:
+            lease = request.lease
+            if lease is not None:
+                found.setdefault(lease.tenant, []).append(set(lease.blocks))
+        return found
 
     @property
     def busy(self) -> bool:

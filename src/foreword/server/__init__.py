@@ -5,7 +5,20 @@ and nowhere else.
 """
 
 from foreword.server.app import create_app
+from foreword.server.auth import KeyFile
+from foreword.server.heads import mark_heads, read_heads
 from foreword.server.listen import Listener, check_address
 from foreword.server.service import Answer, Front, Service, serving
 
-__all__ = ["Answer", "Front", "Listener", "Service", "check_address", "create_app", "serving"]
+__all__ = [
+    "Answer",
+    "Front",
+    "KeyFile",
+    "Listener",
+    "Service",
+    "check_address",
+    "create_app",
+    "mark_heads",
+    "read_heads",
+    "serving",
+]

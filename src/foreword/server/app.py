@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from foreword.base.errors import ForewordError
-from foreword.server import chat, errors, state
+from foreword.server import admin, chat, errors, state
+from foreword.server.auth import Authentication, admin_only
 from foreword.server.delivery import ClientGone
 from foreword.server.intake import BodyLimit
 from foreword.server.openai import chat_completions, completions, models
@@ -23,7 +24,7 @@ from foreword.server.service import Service
 from foreword.server.wire import ErrorReply, Wire
 
 _REFERENCE = "#/components/schemas/{model}"
-_BODIES: tuple[type[Wire], ...] = (ChatRequest, CompletionRequest, chat.PlainRequest)
+_BODIES: tuple[type[Wire], ...] = (ChatRequest, CompletionRequest, chat.PlainRequest, admin.PublicHeadRequest)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -36,7 +37,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.started = int(time.time())
-    app.add_middleware(BodyLimit, max_body_bytes=service.config.server.max_body_bytes, service=service)
+    app.add_middleware(BodyLimit, max_body_bytes=service.config.server.max_body_bytes, metrics=service.metrics)
+    app.add_middleware(Authentication, keys=service.keys, metrics=service.metrics)  # the outermost: it comes first
     _add_error_forms(app)
     _add_generation(app, "/v1/chat/completions", chat_completions.create_chat_completion, ChatRequest, ChatCompletion)
     _add_generation(app, "/v1/completions", completions.create_completion, CompletionRequest, Completion)
@@ -46,7 +48,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_api_route("/v1/cache", state.get_cache)
     app.add_api_route("/health", state.get_health, responses=_answers(state.Health, 200, 503))
     app.add_api_route("/ready", state.get_ready, responses=_answers(state.Health, 200, 503))
-    app.add_api_route("/metrics", state.get_metrics, responses={200: {"content": {"text/plain": {}}}})
+    _add_for_operators(app)
     app.openapi = _described(app)
     return app
 
@@ -65,18 +67,41 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it; access logs show it
 
 
+def _add_for_operators(app: FastAPI) -> None:
+    locked = [Depends(admin_only)]
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+    app.add_api_route("/metrics", state.get_metrics, dependencies=locked, responses=text)
+    app.add_api_route("/v1/cache/flush", admin.flush, methods=["POST"], dependencies=locked)
+    app.add_api_route("/v1/cache/public", admin.get_public_heads, dependencies=locked)
+    app.add_api_route(
+        "/v1/cache/public",
+        admin.change_public_heads,
+        methods=["POST"],
+        dependencies=locked,
+        responses=_errors(400, 403, 404, 422),
+        openapi_extra=_body(admin.PublicHeadRequest),
+    )
+    app.add_api_route(
+        "/v1/models/reload", admin.reload, methods=["POST"], dependencies=locked, responses=_errors(403, 500, 503)
+    )
+
+
 def _add_generation(
     app: FastAPI, path: str, endpoint: Callable[..., Any], body: type[Wire], reply: type[BaseModel]
 ) -> None:
     """A route that reads its body itself (see `intake`), described by hand."""
-    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=body.__name__)}}}
     app.add_api_route(
         path,
         endpoint,
         methods=["POST"],
-        responses={**_answers(reply, 200), **_errors(400, 404, 413, 422, 429, 500, 503)},
-        openapi_extra={"requestBody": {"required": True, "content": content}},
+        responses={**_answers(reply, 200), **_errors(400, 401, 404, 413, 422, 429, 500, 503)},
+        openapi_extra=_body(body),
     )
+
+
+def _body(form: type[Wire]) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=form.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _answers(reply: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from foreword.base.errors import RequestError
 from foreword.front.ask import Ask
+from foreword.server.auth import caller
 from foreword.server.delivery import gathered, json_reply, opened
 from foreword.server.errors import Refused, refusal_of, with_status
 from foreword.server.intake import read
@@ -40,6 +41,7 @@ async def create_chat(request: Request) -> Response:
     """Continue a prompt and say what the cache did."""
     service = service_of(request)
     form = await read(request, PlainRequest)
+    who = caller(request)
     ask = Ask(
         prompt=form.prompt,
         max_tokens=form.max_tokens,
@@ -48,7 +50,7 @@ async def create_chat(request: Request) -> Response:
     )
 
     def submit(answers: list[Answer]) -> None:
-        answers.append(service.front.submit(ask))
+        answers.append(service.front.submit(ask, who))
 
     try:
         answers = await opened(submit)
@@ -65,6 +67,6 @@ async def create_chat(request: Request) -> Response:
         computed_tokens=usage.computed_tokens,
         completion_tokens=usage.completion_tokens,
         prefix_length=form.prefix_length,
-        cache=report_of(usage, answers[0].tokenize_s),
+        cache=report_of(usage, service),
     )
     return json_reply(reply)

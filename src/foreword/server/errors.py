@@ -40,6 +40,7 @@ class Refusal:
     code: str
     field: str | None = None
     retry_after_s: float | None = None
+    headers: Mapping[str, str] | None = None
 
     def body(self) -> dict[str, Any]:
         """The JSON object."""
@@ -54,7 +55,7 @@ class Refusal:
 
     def response(self) -> JSONResponse:
         """The HTTP response."""
-        headers: dict[str, str] = {}
+        headers = dict(self.headers or {})
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         return JSONResponse(self.body(), self.status, headers)

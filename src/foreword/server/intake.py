@@ -10,8 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.server.errors import Refusal, Refused, refusal_of_validation, too_large
-from foreword.server.service import Service
+from foreword.server.service import service_of
 from foreword.server.wire import Wire
+from foreword.telemetry import Metrics
 
 WireT = TypeVar("WireT", bound=Wire)
 
@@ -22,10 +23,10 @@ SMALL_BODY_BYTES = 16 * 1024
 class BodyLimit:
     """Refuses a larger body with 413: by its announced length at once, otherwise where it crosses the limit."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, service: Service) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
         self._app = app
         self._limit = max_body_bytes
-        self._metrics = service.metrics
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -51,9 +52,13 @@ class BodyLimit:
         await self._app(scope, counted, send)
 
 
-async def read(request: Request, form: type[WireT]) -> WireT:
-    """The request's body as a `form`. Raises Refused."""
-    body = await request.body()
+async def read(request: Request, form: type[WireT], *, default: bytes = b"") -> WireT:
+    """The request's body as a `form`; the request has arrived once it is there. Raises Refused.
+
+    `default` stands for a body that was left out.
+    """
+    body = await request.body() or default
+    request.state.arrived_s = service_of(request).engine.now()
     if len(body) <= SMALL_BODY_BYTES:
         return _parse(body, form)
     return await anyio.to_thread.run_sync(_parse, body, form)

@@ -1,8 +1,8 @@
 """The socket: uvicorn around the app.
 
-listener = Listener(app, config)    binds; the port is known (0 takes a free one) and connections queue up
-listener.run()                      serves in the calling thread until `stop` or a signal, then drains
-listener.stop()                     from any thread
+listener = Listener(config)    listens; the port is known (0 takes a free one) and connections queue up
+listener.run(app)              serves in the calling thread until `stop` or a signal, then drains
+listener.stop()                from any thread
 """
 
 import ipaddress
@@ -42,25 +42,18 @@ class _Server(uvicorn.Server):
 class Listener:
     """One listening socket and the server behind it."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, *, drain_s: int | None = None) -> None:
-        """Bind. `drain_s`: seconds that requests under way get after `stop`; None: as long as they take.
+    def __init__(self, config: ServerConfig, *, drain_s: int | None = None) -> None:
+        """Listen; clients that connect before `run` wait for it.
 
-        Raises ConfigError when the address is taken, unknown, or public without `insecure`.
+        `drain_s`: seconds that requests under way get after `stop`; None: as long as they take. Raises ConfigError when
+        the address is taken, unknown, or public with neither keys nor `insecure`.
         """
         check_address(config)
-        self._socket = _bound(config)
-        self._uvicorn = _Server(
-            uvicorn.Config(
-                app,
-                host=config.host,
-                port=config.port,
-                backlog=BACKLOG,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=drain_s,
-            )
-        )
+        self._config = config
+        self._drain_s = drain_s
+        self._socket = _listening(config)
+        self._server: _Server | None = None
+        self._stopped = False
 
     @property
     def port(self) -> int:
@@ -70,33 +63,51 @@ class Listener:
     @property
     def url(self) -> str:
         """Where a client on this machine finds the server."""
-        host = self._uvicorn.config.host
+        host = self._config.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def started(self) -> bool:
         """Whether requests are being answered."""
-        return self._uvicorn.started
+        return self._server is not None and self._server.started
 
-    def run(self) -> None:
+    def run(self, app: ASGIApp) -> None:
         """Serve until stopped, then finish what is under way. In the main thread SIGINT and SIGTERM stop it.
 
         A second SIGINT leaves requests unfinished.
         """
-        self._uvicorn.run(sockets=[self._socket])
+        config = uvicorn.Config(
+            app,
+            host=self._config.host,
+            port=self._config.port,
+            backlog=BACKLOG,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=self._drain_s,
+        )
+        self._server = _Server(config)
+        self._server.should_exit = self._stopped
+        self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
         """Take no more connections and let `run` return once requests under way are done."""
-        self._uvicorn.should_exit = True
+        self._stopped = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def close(self) -> None:
+        """Give the address back; for a listener that never ran. Whoever waits for an answer is turned away."""
+        self._socket.close()
 
 
 def check_address(config: ServerConfig) -> None:
     """Raise ConfigError for an address that others reach, unless the operator said that he means it."""
-    if config.insecure or _is_loopback(config.host):
+    if config.insecure or config.api_keys is not None or _is_loopback(config.host):
         return
     raise ConfigError(
         f"host is {config.host}: there are no API keys, so everybody who reaches the port would share one cache."
-        " Listen on 127.0.0.1, or say --insecure."
+        " Listen on 127.0.0.1, give --api-keys, or say --insecure."
     )
 
 
@@ -109,12 +120,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _bound(config: ServerConfig) -> socket.socket:
+def _listening(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((config.host, config.port))
+        bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         message = (

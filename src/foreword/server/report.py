@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from foreword.schedule.plan import Usage
-from foreword.server.wire import CacheReport, Reply, Timings
+from foreword.server.service import Service
+from foreword.server.wire import CacheReport, Reply, Saved, Timings
 
 
 class PromptTokensDetails(Reply):
@@ -34,7 +35,7 @@ def usage_of(usages: Sequence[Usage]) -> UsageReply:
     )
 
 
-def report_of(usage: Usage, tokenize_s: float) -> CacheReport:
+def report_of(usage: Usage, service: Service) -> CacheReport:
     """What the cache did for one prompt."""
     return CacheReport(
         cached_tokens=usage.cached_tokens,
@@ -43,12 +44,17 @@ def report_of(usage: Usage, tokenize_s: float) -> CacheReport:
         reason=usage.reason,
         at_token=usage.cached_tokens,
         tiers={"device": usage.cached_tokens},
+        where=None,  # which message it was is not found out yet
         timings=Timings(
             queue_s=usage.queue_s,
-            tokenize_s=tokenize_s,
+            tokenize_s=usage.tokenize_s,
             lookup_s=usage.lookup_s,
             fetch_s=0.0,  # there is no tier below the device to fetch from
             prefill_s=usage.prefill_s,
             first_token_s=usage.first_token_s,
+        ),
+        saved=Saved(
+            prefill_flops=service.prefill_flops(usage.cached_tokens),
+            seconds=usage.cached_tokens * service.metrics.pace.token_s,
         ),
     )

@@ -1,15 +1,20 @@
 """What the server stands on, handed to it once and never looked up anywhere else."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from fastapi import Request
 
 from foreword.assemble import Assembly
 from foreword.base.config import Config
+from foreword.base.ids import BlockHash
+from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState
-from foreword.front.ask import Ask, Piece
+from foreword.front.ask import Ask, Caller, Piece
+from foreword.front.operator import Head, PublicHead
+from foreword.schedule.admission import Limits
+from foreword.server.auth import KeyFile
 from foreword.telemetry import Metrics
 
 Setting = str | int | float | bool | None
@@ -18,11 +23,6 @@ Setting = str | int | float | bool | None
 
 class Answer(Protocol):
     """One answer on its way; `front.answer.Answer` is one."""
-
-    @property
-    def tokenize_s(self) -> float:
-        """Seconds that tokenising the prompt took; 0 for a prompt of ids."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         """Pieces in order; the last one carries `finish` and `usage`."""
@@ -34,13 +34,9 @@ class Answer(Protocol):
 
 
 class Front(Protocol):
-    """Text in, text out; `front.front.Front` is one. Its methods may take long: never call them on the event loop."""
+    """Text in, text out; `front.front.Front` is one. It may take long: never call it on the event loop."""
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], /) -> tuple[int, ...]:
-        """Token ids of a conversation, ready for the assistant's turn. Raises RequestError."""
-        ...
-
-    def submit(self, ask: Ask, /) -> Answer:
+    def submit(self, ask: Ask, caller: Caller, /) -> Answer:
         """Check, tokenise and queue one prompt. Raises RequestError and CapacityError."""
         ...
 
@@ -53,8 +49,52 @@ class Engine(Protocol):
         """Whether the engine thread runs."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        ...
+
+    def now(self) -> float:
+        """The clock of `Caller.arrived_s`."""
+        ...
+
     def state(self) -> EngineState:
         """Numbers of this moment, from any thread."""
+        ...
+
+
+class Operator(Protocol):
+    """What operators do to the running model; `front.operator.Operator` is one. All of it may take long."""
+
+    @property
+    def heads(self) -> Sequence[PublicHead]:
+        """What all tenants share."""
+        ...
+
+    @property
+    def num_public_blocks(self) -> int:
+        """Blocks of all heads together."""
+        ...
+
+    @property
+    def max_public_blocks(self) -> int:
+        """How many they may be."""
+        ...
+
+    def mark(self, head: Head, /) -> PublicHead:
+        """Let all tenants share a head. Raises RequestError."""
+        ...
+
+    def unmark(self, head: Head, /) -> int:
+        """Share it no longer: how many blocks were dropped. Raises NotFound."""
+        ...
+
+    def flush(self) -> Flushed:
+        """Forget everything cached."""
+        ...
+
+    def reload(self) -> BlockHash:
+        """Load the weights again; the new root. Raises what loading raises."""
         ...
 
 
@@ -64,26 +104,36 @@ class Service:
 
     front: Front
     engine: Engine
+    operator: Operator
     metrics: Metrics
+    prefill_flops: Callable[[int], int]
+    """Estimate of what it takes to compute so many leading tokens of a prompt."""
+    limits: Limits
     models: tuple[str, ...]
     """Names the model answers to; the first one is the one that answers carry."""
     config: Config
-    effective: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
-    """Settings that were resolved at start (what `auto` became), for `GET /v1/cache`."""
+    effective: Callable[[], Mapping[str, Setting]]
+    """What the settings have become (every `auto` resolved), for `GET /v1/cache`."""
     cacheable: bool = True
     """Whether prefixes of this model can be reused."""
+    keys: KeyFile | None = None
+    """Who may come in. None: everybody, as one tenant."""
 
 
-def serving(assembly: Assembly, metrics: Metrics) -> Service:
+def serving(assembly: Assembly, metrics: Metrics, keys: KeyFile | None = None) -> Service:
     """The service of an assembled model; `metrics` is the observer that it was assembled with."""
     name, asked = assembly.card.name, assembly.config.model.model
     return Service(
         front=assembly.front,
         engine=assembly.worker,
+        operator=assembly.operator,
         metrics=metrics,
+        prefill_flops=assembly.prefill_flops,
+        limits=assembly.limits,
         models=(name,) if asked is None or asked == name else (name, asked),
         config=assembly.config,
-        effective=assembly.effective,
+        effective=lambda: assembly.effective,
+        keys=keys,
     )
 
 

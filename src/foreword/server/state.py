@@ -6,7 +6,10 @@ from typing import Literal
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from foreword.server.service import Setting, service_of
+from foreword.engine.state import EngineState, TenantState
+from foreword.server.auth import principal
+from foreword.server.errors import Refusal, Refused
+from foreword.server.service import Service, Setting, service_of
 from foreword.server.wire import Reply
 from foreword.telemetry.metrics import CONTENT_TYPE
 
@@ -27,8 +30,36 @@ class Requests(Reply):
     running: int
 
 
-class CacheState(Reply):
-    """The answer of `GET /v1/cache`."""
+class TenantBlocks(Reply):
+    """One tenant's part of the pool."""
+
+    share: int
+    """Blocks that it is sure of."""
+    cached: int
+    """Blocks that it has in the cache and nobody uses at this moment."""
+    held: int
+    """Blocks that its requests use."""
+
+
+class TenantRequests(Requests):
+    """One tenant's requests in the engine."""
+
+    limit: int
+    """How many they may be together."""
+
+
+class Tenant(Reply):
+    """One tenant: nothing but its own."""
+
+    tenant: str
+    blocks: TenantBlocks
+    requests: TenantRequests
+    max_context: int
+    """Tokens that one request of it may have."""
+
+
+class CacheFacts(Reply):
+    """What anybody with a key may know of the cache."""
 
     object: Literal["cache"] = "cache"
     model: str
@@ -37,27 +68,41 @@ class CacheState(Reply):
     cacheable: bool
     """Whether this model's prefixes can be."""
     block_size: int
+
+
+class TenantCache(CacheFacts, Tenant):
+    """The answer of `GET /v1/cache` to a tenant, or about one."""
+
+
+class CacheState(CacheFacts):
+    """The answer of `GET /v1/cache` to an operator."""
+
     blocks: Blocks
     capacity_tokens: int
     requests: Requests
     settings: dict[str, dict[str, Setting]]
     """All settings by section; `effective` holds what `auto` became."""
+    tenants: list[Tenant] | None = None
+    """All tenants; null on a server without keys."""
 
 
 class Health(Reply):
-    """Whether the engine lives."""
+    """Whether the engine lives, or takes requests."""
 
-    status: Literal["ok", "engine_dead"]
+    status: Literal["ok", "not_ready", "engine_dead"]
 
 
 async def get_health(request: Request) -> Response:
     """200 while the engine thread is alive, else 503."""
-    return _health(alive=service_of(request).engine.alive)
+    return _health("ok" if service_of(request).engine.alive else "engine_dead")
 
 
 async def get_ready(request: Request) -> Response:
     """200 while requests are taken, else 503."""
-    return _health(alive=service_of(request).engine.alive)
+    engine = service_of(request).engine
+    if engine.ready:
+        return _health("ok")
+    return _health("not_ready" if engine.alive else "engine_dead")
 
 
 async def get_metrics(request: Request) -> Response:
@@ -66,23 +111,50 @@ async def get_metrics(request: Request) -> Response:
     return Response(service.metrics.render(service.engine.state()), media_type=CONTENT_TYPE)
 
 
-async def get_cache(request: Request) -> CacheState:
-    """The cache at this moment."""
-    service = service_of(request)
-    state, config = service.engine.state(), service.config
+async def get_cache(request: Request, tenant: str | None = None) -> CacheState | TenantCache:
+    """The cache at this moment: to an operator the whole of it, to a tenant its own part."""
+    service, who = service_of(request), principal(request)
+    state = service.engine.state()
+    facts = {
+        "model": service.models[0],
+        "enabled": state.caching,
+        "cacheable": service.cacheable,
+        "block_size": service.limits.block_size,
+    }
+    if tenant is None and who.admin:
+        return _whole(service, state, facts)
+    name = who.tenant.name if tenant is None else tenant
+    known = service.keys is not None and name in service.keys.keys.tenants
+    if not known or not (who.admin or name == who.tenant.name):
+        raise Refused(Refusal(status=404, message="There is no such tenant.", code="not_found", field="tenant"))
+    return TenantCache(**facts, **_tenant(name, service, state).model_dump())
+
+
+def _whole(service: Service, state: EngineState, facts: dict[str, str | bool | int]) -> CacheState:
     pool = state.pool
-    return CacheState(
-        model=service.models[0],
-        enabled=state.caching,
-        cacheable=service.cacheable,
-        block_size=config.cache.block_size,
-        blocks=Blocks(capacity=pool.total, free=pool.free, cached=pool.cached, held=pool.held),
-        capacity_tokens=pool.total * config.cache.block_size,
-        requests=Requests(waiting=state.waiting, running=state.running),
-        settings={**asdict(config), "effective": dict(service.effective)},
+    names = None if service.keys is None else sorted(service.keys.keys.tenants)
+    return CacheState.model_validate(
+        {
+            **facts,
+            "blocks": Blocks(capacity=pool.total, free=pool.free, cached=pool.cached, held=pool.held),
+            "capacity_tokens": pool.total * service.limits.block_size,
+            "requests": Requests(waiting=state.waiting, running=state.running),
+            "settings": {**asdict(service.config), "effective": dict(service.effective())},
+            "tenants": None if names is None else [_tenant(name, service, state) for name in names],
+        }
     )
 
 
-def _health(*, alive: bool) -> Response:
-    health = Health(status="ok" if alive else "engine_dead")
-    return JSONResponse(health.model_dump(), 200 if alive else 503)
+def _tenant(name: str, service: Service, state: EngineState) -> Tenant:
+    its = state.tenants.get(name, TenantState())
+    limit = service.keys.keys.tenants[name].max_requests if service.keys is not None else 0
+    return Tenant(
+        tenant=name,
+        blocks=TenantBlocks(share=service.limits.shares.get(name, 0), cached=its.cached, held=its.held),
+        requests=TenantRequests(waiting=its.waiting, running=its.running, limit=limit),
+        max_context=service.limits.of(name).max_context,
+    )
+
+
+def _health(status: Literal["ok", "not_ready", "engine_dead"]) -> Response:
+    return JSONResponse(Health(status=status).model_dump(), 200 if status == "ok" else 503)

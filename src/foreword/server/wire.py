@@ -121,14 +121,27 @@ class CacheWish(Wire):
 
 
 class Timings(Reply):
-    """Where the time to the first token went, in seconds."""
+    """Where the time to the first token went, in seconds; the parts add up to the last one."""
 
     queue_s: float
+    """From the body's last byte to the first step, less the next two."""
     tokenize_s: float
+    """Chat template and tokenising."""
     lookup_s: float
+    """Hashing."""
     fetch_s: float
     prefill_s: float
+    """From the first step to the first token."""
     first_token_s: float
+
+
+class Saved(Reply):
+    """What the cached tokens would have cost."""
+
+    prefill_flops: int
+    """An estimate from the model's sizes."""
+    seconds: float
+    """An estimate from the server's own steps: cached tokens times what one more token in a step has cost."""
 
 
 class CacheReport(Reply):
@@ -143,7 +156,10 @@ class CacheReport(Reply):
     """The first token that had to be computed."""
     tiers: dict[str, int]
     """Cached tokens by where they came from."""
+    where: None = None
+    """Reserved: where in the request the match ended."""
     timings: Timings
+    saved: Saved
 
 
 class ErrorDetail(Reply):

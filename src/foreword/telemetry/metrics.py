@@ -2,8 +2,7 @@
 
 The engine thread calls `observe` with every outcome, before anybody sees its events, so that the sum of
 `cached_tokens` over the answers equals the counter's delta at any moment in between. A scrape calls `render` from
-another thread. One lock makes each of them see whole steps. Counting is plain integers: prometheus-client only
-writes the page.
+another thread. One lock makes each of them see whole steps.
 """
 
 import time
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -22,13 +20,31 @@ from foreword.base.params import FinishReason
 from foreword.cache.explain import Reason
 from foreword.engine.state import EngineState
 from foreword.schedule.plan import Outcome, TokenEvent, Usage
-from foreword.telemetry.histogram import SECONDS, SHORT_SECONDS, Histogram
+from foreword.telemetry.pace import Pace
 
 HitClass = Literal["miss", "partial", "full"]
 """How much of a prompt the cache gave: nothing, a part, or all that a lookup may give."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of what `Metrics.render` returns."""
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Bucket borders for what a caller waits for: a token, a step, an answer."""
+
+SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0)
+"""Bucket borders for bookkeeping, which must stay far below a step."""
+
+_OF_STEPS: Mapping[str, tuple[str, str]] = {
+    "prompt_tokens_cached": ("prompt_tokens_cached", "Prompt tokens taken from the cache."),
+    "prompt_tokens_computed": ("prompt_tokens_computed", "Prompt tokens computed."),
+    "tokens_recomputed": ("tokens_recomputed", "Tokens computed again after a preemption or a failed step."),
+    "tokens_generated": ("tokens_generated", "Tokens sampled."),
+    "num_preemptions": ("preemptions", "Times a running request gave its blocks back to make room."),
+    "num_failures": ("step_failures", "Steps that were aborted."),
+    "blocks_audited": ("blocks_audited", "Blocks that were computed again in idle time and compared."),
+    "blocks_mismatched": ("blocks_mismatched", "Audited blocks that differed; their prefixes are out of the cache."),
+}
+"""Fields of `StepStats` that counters add up: name and text of each counter."""
 
 
 def hit_class(usage: Usage) -> HitClass:
@@ -53,126 +69,155 @@ class Metrics:
         """Start at zero. `clock` gives seconds and is used for the time between tokens only."""
         self._clock = clock
         self._lock = Lock()
-        self._totals = dict.fromkeys(_COUNTERS, 0)
-        self._finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
-        self._lookups: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
-        self._refused: dict[int, int] = {}
-        self._ttft: dict[HitClass, Histogram] = {hit: Histogram(SECONDS) for hit in get_args(HitClass)}
-        self._itl: dict[HitClass, Histogram] = {hit: Histogram(SECONDS) for hit in get_args(HitClass)}
-        self._step = Histogram(SECONDS)
-        self._bookkeeping = Histogram(SHORT_SECONDS)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._totals = {field: self._counter(name, text) for field, (name, text) in _OF_STEPS.items()}
+        self._steps = self._counter("steps", "Steps committed or aborted.")
+        self._finished = self._counter("requests_finished", "Requests that ended, by why.", "finish")
+        self._lookups = self._counter(
+            "lookups", "Requests that got a first token, by why their match stopped.", "reason"
+        )
+        self._refused = self._counter("requests_refused", "Requests refused, by HTTP status.", "status")
+        self._ttft = self._by_hit("ttft_seconds", "Time from arrival to the first token, by hit class.")
+        self._itl = self._by_hit("itl_seconds", "Time between two tokens of one request, by hit class.")
+        self._step = self._histogram("step_seconds", "Time of one whole step.", SECONDS)
+        self._bookkeeping = self._histogram(
+            "bookkeeping_seconds", "Time of one step outside the forward pass.", SHORT_SECONDS
+        )
+        self._gauges = _Gauges(self._registry)
+        self._tenants = _Tenants(self._registry)
+        for finish in get_args(FinishReason):
+            self._finished.labels(finish)
+        for reason in get_args(Reason):
+            self._lookups.labels(reason)
         self._tracks: dict[RequestId, _Track] = {}
+        self._step_tokens = 0
+        self.pace = Pace()
+        """What a token of a step costs."""
 
     def observe(self, outcome: Outcome) -> None:
         """Add one outcome. Called by the engine thread, before the outcome's events are handed out."""
-        stats, totals, now = outcome.stats, self._totals, self._clock()
+        stats, now = outcome.stats, self._clock()
         with self._lock:
-            totals["steps"] += stats.num_chunks > 0  # a cancel is an outcome without a step
-            totals["prompt_tokens_cached"] += stats.prompt_tokens_cached
-            totals["prompt_tokens_computed"] += stats.prompt_tokens_computed
-            totals["tokens_recomputed"] += stats.tokens_recomputed
-            totals["tokens_generated"] += stats.tokens_generated
-            totals["preemptions"] += stats.num_preemptions
-            totals["step_failures"] += stats.num_failures
-            totals["blocks_audited"] += stats.blocks_audited
-            totals["blocks_mismatched"] += stats.blocks_mismatched
+            self._steps.inc(stats.num_chunks > 0)  # a cancel is an outcome without a step
+            for field, counter in self._totals.items():
+                if amount := getattr(stats, field):
+                    counter.inc(amount)
             for event in outcome.events:
                 self._count_event(event, now)
+        self._step_tokens = stats.num_tokens
 
     def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
-        """Add one step's whole time and the part of it that was not the forward pass."""
+        """Add the whole time of the step that was observed last, and the part of it that was not the forward pass."""
         with self._lock:
-            self._step.add(step_s)
-            self._bookkeeping.add(bookkeeping_s)
+            self._step.observe(step_s)
+            self._bookkeeping.observe(bookkeeping_s)
+        self.pace.add(self._step_tokens, step_s)
 
     def count_refusal(self, status: int) -> None:
         """Count a request that was answered with an HTTP error instead of reaching its end in the engine."""
         with self._lock:
-            self._refused[status] = self._refused.get(status, 0) + 1
+            self._refused.labels(status).inc()
 
     def render(self, state: EngineState) -> bytes:
         """The page for Prometheus, with the gauges read from `state`."""
         with self._lock:
-            families = [*self._counters(), *self._histograms(), *_gauges(state)]
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Page(families))
-        return generate_latest(registry)
+            self._gauges.read(state)
+            return generate_latest(_Page(self._registry))
 
     def _count_event(self, event: TokenEvent, now: float) -> None:
         track = self._tracks.get(event.request)
         if track is None and event.usage is not None and event.sample is not None:
             track = self._tracks[event.request] = _Track(hit_class(event.usage), now)
-            self._lookups[event.usage.reason] += 1
-            self._ttft[track.hit].add(event.usage.first_token_s)
+            self._lookups.labels(event.usage.reason).inc()
+            self._ttft[track.hit].observe(event.usage.first_token_s)
+            self._tenants.begun(event.usage)
         elif track is not None and event.sample is not None:
-            self._itl[track.hit].add(now - track.last_token_s)
+            self._itl[track.hit].observe(now - track.last_token_s)
             track.last_token_s = now
         if event.finish is not None:
-            self._finished[event.finish] += 1
+            self._finished.labels(event.finish).inc()
             self._tracks.pop(event.request, None)
+            if event.usage is not None:
+                self._tenants.ended(event.usage)
 
-    def _counters(self) -> Iterator[Metric]:
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"foreword_{name}", text, value=self._totals[name])
-        finished = CounterMetricFamily("foreword_requests_finished", "Requests that ended, by why.", labels=["finish"])
-        for finish, count in self._finished.items():
-            finished.add_metric([finish], count)
-        text = "Requests that got a first token, by why their match stopped."
-        lookups = CounterMetricFamily("foreword_lookups", text, labels=["reason"])
-        for reason, count in self._lookups.items():
-            lookups.add_metric([reason], count)
-        refused = CounterMetricFamily(
-            "foreword_requests_refused", "Requests refused, by HTTP status.", labels=["status"]
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"foreword_{name}", text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, borders: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"foreword_{name}", text, labels, registry=self._registry, buckets=borders)
+
+    def _by_hit(self, name: str, text: str) -> dict[HitClass, Histogram]:
+        family = self._histogram(name, text, SECONDS, "hit")
+        return {hit: family.labels(hit) for hit in get_args(HitClass)}
+
+
+class _Tenants:
+    """What tenants of a server with keys asked for; on a server without them there is nothing to see."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "foreword_tenant_requests", "Requests that ended, by tenant.", ["tenant"], registry=registry
         )
-        for status, count in self._refused.items():
-            refused.add_metric([str(status)], count)
-        yield from (finished, lookups, refused)
+        self._cached = Counter(
+            "foreword_tenant_prompt_tokens_cached",
+            "Prompt tokens taken from the cache, by tenant; counted with a request's first token.",
+            ["tenant"],
+            registry=registry,
+        )
+        self._computed = Counter(
+            "foreword_tenant_prompt_tokens_computed",
+            "Prompt tokens computed, by tenant; counted with a request's first token.",
+            ["tenant"],
+            registry=registry,
+        )
 
-    def _histograms(self) -> Iterator[Metric]:
-        for name, text, by_hit in (
-            ("foreword_ttft_seconds", "Time from arrival to the first token, by hit class.", self._ttft),
-            ("foreword_itl_seconds", "Time between two tokens of one request, by hit class.", self._itl),
-        ):
-            family = HistogramMetricFamily(name, text, labels=["hit"])
-            for hit, histogram in by_hit.items():
-                family.add_metric([hit], histogram.buckets(), histogram.total)
-            yield family
-        for name, text, histogram in (
-            ("foreword_step_seconds", "Time of one whole step.", self._step),
-            ("foreword_bookkeeping_seconds", "Time of one step outside the forward pass.", self._bookkeeping),
-        ):
-            yield HistogramMetricFamily(name, text, buckets=histogram.buckets(), sum_value=histogram.total)
+    def begun(self, usage: Usage) -> None:
+        """A request's prompt is done."""
+        if usage.tenant:
+            self._cached.labels(usage.tenant).inc(usage.cached_tokens)
+            self._computed.labels(usage.tenant).inc(usage.computed_tokens)
 
-
-_COUNTERS: Mapping[str, str] = {
-    "prompt_tokens_cached": "Prompt tokens taken from the cache.",
-    "prompt_tokens_computed": "Prompt tokens computed.",
-    "tokens_recomputed": "Tokens computed again after a preemption or a failed step.",
-    "tokens_generated": "Tokens sampled.",
-    "preemptions": "Times a running request gave its blocks back to make room.",
-    "step_failures": "Steps that were aborted.",
-    "blocks_audited": "Blocks that were computed again in idle time and compared.",
-    "blocks_mismatched": "Audited blocks that differed; their prefixes are out of the cache.",
-    "steps": "Steps committed or aborted.",
-}
+    def ended(self, usage: Usage) -> None:
+        """A request is over, with or without an answer."""
+        if usage.tenant:
+            self._requests.labels(usage.tenant).inc()
 
 
-def _gauges(state: EngineState) -> Iterator[Metric]:
-    yield GaugeMetricFamily("foreword_requests_waiting", "Requests in the queue.", value=state.waiting)
-    yield GaugeMetricFamily("foreword_requests_running", "Requests that hold blocks.", value=state.running)
-    blocks = GaugeMetricFamily("foreword_blocks", "Blocks of the device pool, by state.", labels=["state"])
-    blocks.add_metric(["free"], state.pool.free)
-    blocks.add_metric(["cached"], state.pool.cached)
-    blocks.add_metric(["held"], state.pool.held)
-    yield blocks
+class _Gauges:
+    """What is read when somebody asks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._waiting = Gauge("foreword_requests_waiting", "Requests in the queue.", registry=registry)
+        self._running = Gauge("foreword_requests_running", "Requests that hold blocks.", registry=registry)
+        self._blocks = Gauge("foreword_blocks", "Blocks of the device pool, by state.", ["state"], registry=registry)
+        self._tenant_blocks = Gauge(
+            "foreword_tenant_blocks",
+            "Blocks by tenant: cached ones, and those that its requests hold.",
+            ["tenant", "state"],
+            registry=registry,
+        )
+
+    def read(self, state: EngineState) -> None:
+        """Show this moment."""
+        self._waiting.set(state.waiting)
+        self._running.set(state.running)
+        for name in ("free", "cached", "held"):
+            self._blocks.labels(name).set(getattr(state.pool, name))
+        self._tenant_blocks.clear()
+        for tenant, its in state.tenants.items():
+            if tenant:
+                self._tenant_blocks.labels(tenant, "cached").set(its.cached)
+                self._tenant_blocks.labels(tenant, "held").set(its.held)
 
 
 class _Page(Collector):
-    """Hands ready families to prometheus-client."""
+    """All families of one scrape, without the times at which their counters were made: nobody restarts one by one."""
 
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
 
-    def collect(self) -> list[Metric]:
-        """All families of one scrape."""
-        return self._families
+    def collect(self) -> Iterator[Metric]:
+        """The families, in the order in which they were made."""
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,13 +1,13 @@
 """`POST /v1/chat/completions`: a conversation through the model's own chat template."""
 
 from collections.abc import Mapping
-from time import perf_counter
 from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
 
-from foreword.front.ask import Piece
+from foreword.front.ask import Ask, Conversation, Piece
+from foreword.server.auth import caller
 from foreword.server.delivery import gathered, json_reply
 from foreword.server.intake import read
 from foreword.server.openai.generation import (
@@ -22,7 +22,7 @@ from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.requests import ChatRequest
 from foreword.server.openai.responses import AssistantMessage, ChatChoice, ChatCompletion
 from foreword.server.report import report_of, usage_of
-from foreword.server.service import Answer, Front, service_of
+from foreword.server.service import Answer, service_of
 
 _FIRST: Mapping[str, Any] = {
     "index": 0,
@@ -38,13 +38,12 @@ async def create_chat_completion(request: Request) -> Response:
     service = service_of(request)
     form = await read(request, ChatRequest)
     check_model(form, service)
-    template_s: list[float] = []
+    who = caller(request)
 
     def submit(answers: list[Answer]) -> None:
-        template_s.append(_submit(form, service.front, answers))
+        answers.append(service.front.submit(_ask(form), who))
 
     answers = await submitted(submit, _names(form))
-    tokenize_s = template_s[0] + answers[0].tokenize_s
     names = envelope("chatcmpl", service)
     if form.stream:
         options = form.stream_options
@@ -52,7 +51,7 @@ async def create_chat_completion(request: Request) -> Response:
             kind="chat.completion.chunk",
             envelope=names,
             answers=answers,
-            tokenize_s=tokenize_s,
+            service=service,
             with_usage=bool(options and options.include_usage),
             with_report=form.cache.report,
         )
@@ -70,20 +69,15 @@ async def create_chat_completion(request: Request) -> Response:
         model=names.model,
         choices=[choice],
         usage=usage_of([whole.usage]),
-        cache=report_of(whole.usage, tokenize_s) if form.cache.report else None,
+        cache=report_of(whole.usage, service) if form.cache.report else None,
     )
     return json_reply(reply, without=() if form.cache.report else ("cache",))
 
 
-def _submit(form: ChatRequest, front: Front, answers: list[Answer]) -> float:
-    """Open the answer; seconds that template and tokenising took."""
-    start = perf_counter()
-    prompt = front.render_chat(form.messages_for_template())
-    template_s = perf_counter() - start
+def _ask(form: ChatRequest) -> Ask:
     max_tokens = form.max_completion_tokens or form.max_tokens
     logprobs = (form.top_logprobs or 0) if form.logprobs else None
-    answers.append(front.submit(ask_of(form, prompt, max_tokens=max_tokens, logprobs=logprobs)))
-    return template_s
+    return ask_of(form, Conversation(form.messages_for_template()), max_tokens=max_tokens, logprobs=logprobs)
 
 
 def _names(form: ChatRequest) -> dict[str, str]:

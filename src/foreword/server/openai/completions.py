@@ -6,7 +6,8 @@ from typing import Any, cast
 from fastapi import Request
 from starlette.responses import Response
 
-from foreword.front.ask import Piece
+from foreword.front.ask import Ask, Piece
+from foreword.server.auth import caller
 from foreword.server.delivery import gathered, json_reply
 from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
@@ -22,7 +23,7 @@ from foreword.server.openai.logprobs import CompletionLogprobsWriter
 from foreword.server.openai.requests import CompletionRequest
 from foreword.server.openai.responses import Completion, CompletionChoice
 from foreword.server.report import report_of, usage_of
-from foreword.server.service import Answer, Front, service_of
+from foreword.server.service import Answer, service_of
 
 _NAMES: Mapping[str, str] = {"prefix_length": "cache.prefix_length"}
 
@@ -32,9 +33,11 @@ async def create_completion(request: Request) -> Response:
     service = service_of(request)
     form = await read(request, CompletionRequest)
     check_model(form, service)
+    who = caller(request)
 
     def submit(answers: list[Answer]) -> None:
-        _submit(form, service.front, answers)
+        for ask in _asks(form):
+            answers.append(service.front.submit(ask, who))  # noqa: PERF401  those opened before one fails must be known
 
     answers = await submitted(submit, _NAMES)
     names = envelope("cmpl", service)
@@ -44,7 +47,7 @@ async def create_completion(request: Request) -> Response:
             kind="text_completion",
             envelope=names,
             answers=answers,
-            tokenize_s=answers[0].tokenize_s,
+            service=service,
             with_usage=bool(options and options.include_usage),
             with_report=form.cache.report,
         )
@@ -65,7 +68,7 @@ async def create_completion(request: Request) -> Response:
         model=names.model,
         choices=choices,
         usage=usage_of([whole.usage for whole in wholes]),
-        cache=report_of(wholes[0].usage, answers[0].tokenize_s) if form.cache.report else None,
+        cache=report_of(wholes[0].usage, service) if form.cache.report else None,
     )
     return json_reply(reply, without=() if form.cache.report else ("cache",))
 
@@ -79,14 +82,12 @@ def _prompts(form: CompletionRequest) -> list[str | tuple[int, ...]]:
     return [one if isinstance(one, str) else tuple(one) for one in cast(list[str | list[int]], prompt)]
 
 
-def _submit(form: CompletionRequest, front: Front, answers: list[Answer]) -> None:
+def _asks(form: CompletionRequest) -> list[Ask]:
     prompts = _prompts(form)
     if form.cache.report and len(prompts) > 1:
         message = "cache.report is for a single prompt; this request has several"
         raise Refused(Refusal(status=400, message=message, code="unsupported_value", field="cache.report"))
-    for prompt in prompts:
-        ask = ask_of(form, prompt, max_tokens=form.max_tokens, logprobs=form.logprobs)
-        answers.append(front.submit(ask))
+    return [ask_of(form, prompt, max_tokens=form.max_tokens, logprobs=form.logprobs) for prompt in prompts]
 
 
 def _logprobs(form: CompletionRequest) -> CompletionLogprobsWriter:

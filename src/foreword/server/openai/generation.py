@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from foreword.base.errors import ForewordError, InvariantBroken, RequestError
-from foreword.front.ask import Ask, Piece
+from foreword.front.ask import Ask, Conversation, Piece
 from foreword.schedule.plan import Usage
 from foreword.server.delivery import EventStream, check_end, merged, opened
 from foreword.server.errors import Refused, no_such_model, refusal_of, renamed
@@ -41,7 +41,11 @@ def check_model(form: GenerationRequest, service: Service) -> None:
 
 
 def ask_of(
-    form: GenerationRequest, prompt: str | tuple[int, ...], *, max_tokens: int | None, logprobs: int | None
+    form: GenerationRequest,
+    prompt: str | tuple[int, ...] | Conversation,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
 ) -> Ask:
     """The request's wishes for one prompt."""
     stop = (form.stop,) if isinstance(form.stop, str) else tuple(form.stop or ())
@@ -77,8 +81,8 @@ class Streaming:
 
     kind: str
     envelope: Envelope
+    service: Service
     answers: Sequence[Answer]
-    tokenize_s: float
     with_usage: bool
     with_report: bool
 
@@ -110,7 +114,7 @@ class Streaming:
 
     def _report(self, usages: Sequence[Usage]) -> dict[str, Any]:
         """The `cache` object: on the last chunk, whichever that is."""
-        return {"cache": report_of(usages[0], self.tokenize_s).model_dump()} if self.with_report else {}
+        return {"cache": report_of(usages[0], self.service).model_dump()} if self.with_report else {}
 
     def _failed(self, error: ForewordError) -> dict[str, Any]:
         return refusal_of(error).body()

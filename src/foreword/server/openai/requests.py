@@ -9,6 +9,7 @@ Every field of their form stands here as one of three kinds:
 Where we differ on purpose: `max_tokens` left out means what is left of the context, on both routes.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -163,6 +164,14 @@ class ChatMessage(Wire):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
+def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """A conversation in the words that chat templates know."""
+    return [
+        {"role": "system" if message.role == "developer" else message.role, "content": message.text()}
+        for message in messages
+    ]
+
+
 class PlainFormat(Wire):
     """The response format that asks for nothing."""
 
@@ -204,7 +213,4 @@ class ChatRequest(GenerationRequest):
 
     def messages_for_template(self) -> list[dict[str, str]]:
         """The conversation in the words that chat templates know."""
-        return [
-            {"role": "system" if message.role == "developer" else message.role, "content": message.text()}
-            for message in self.messages
-        ]
+        return for_template(self.messages)
