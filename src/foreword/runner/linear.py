@@ -24,6 +24,7 @@ _SMALL = (4, 8)
 _GRAIN = 16
 _MIDDLE = 64
 _TILES = (192, 128, 64, 48, 32, 16)
+_DISTINCT_OUTPUTS = 256
 _MANY_OUTPUTS = 16384
 """From here on a layer is the one that makes logits: only the rows that sample reach it, so small tiles will do."""
 
@@ -127,13 +128,30 @@ def tile_linears(model: nn.Module) -> bool:
 def choose_tiles(weight: Tensor) -> TileRule:
     """The largest tile with which every width gives the same bits here, for weights of this shape and dtype."""
     tiles = _TILES if weight.shape[0] < _MANY_OUTPUTS else (_GRAIN,)
-    generator = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn(tiles[0], weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
+    stand_in, x = _cancelling(weight, tiles[0])
     for rows in tiles:
         rule = TileRule(rows)
-        if _agree(x, rule, lambda part: F.linear(weight, part)):
+        if _agree(x, rule, lambda part: F.linear(stand_in, part)):
             return rule
     return TileRule(_GRAIN, fixed=True)
+
+
+def _cancelling(weight: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """A stand-in of a weight's shape and rows to multiply it with, whose products are nothing but rounding.
+
+    Each term has its negative somewhere else in the sum, so the exact sum is zero and what comes out is the error of
+    the order of summing. Two orders that a usual product would tell apart once in ten thousand times differ everywhere.
+    """
+    outputs, inputs = weight.shape
+    half, distinct = inputs // 2, min(outputs, _DISTINCT_OUTPUTS)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(half, generator=generator)
+    left, right = torch.randn(distinct, half, generator=generator), torch.randn(rows, half, generator=generator)
+    stand_in, x = torch.zeros(distinct, inputs), torch.zeros(rows, inputs)
+    stand_in[:, : 2 * half] = torch.cat((left, left[:, order]), dim=1)
+    x[:, : 2 * half] = torch.cat((right, -right[:, order]), dim=1)
+    repeated = stand_in.to(weight).repeat(-(-outputs // distinct), 1)[:outputs]
+    return repeated.contiguous(), x.to(weight)
 
 
 def _agree(x: Tensor, rule: TileRule, product: Callable[[Tensor], Tensor]) -> bool:

@@ -7,6 +7,11 @@ from torch import Tensor
 from foreword.runner.attention.call import Scoring
 
 
+def is_fused(scoring: Scoring) -> bool:
+    """Whether torch's own kernel computes it."""
+    return scoring.softcap is None and scoring.sinks is None
+
+
 def attend_product(scoring: Scoring, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Softmax of the scores, times the values: [n, kv_heads, group, height, value_dim].
 
@@ -16,7 +21,7 @@ def attend_product(scoring: Scoring, query: Tensor, keys: Tensor, values: Tensor
     """
     n, kv_heads, group, height, _ = query.shape
     stacked = query.reshape(n, kv_heads, group * height, -1)
-    if scoring.softcap is None and scoring.sinks is None:
+    if is_fused(scoring):
         mixed = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scoring.scaling)
     else:
         weights = _weights(scoring, torch.matmul(stacked, keys.transpose(2, 3)), mask, group)
