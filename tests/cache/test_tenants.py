@@ -91,3 +91,36 @@ def test_public_blocks_outlive_any_flood() -> None:
         cache.release(run(cache, Chain(OPEN, [i + 200] * 9, tenant=BLUE)))
     assert hit(cache, Chain(OPEN, [*HEAD, 1], tenant=BLUE)) == 8
     cache.check([])
+
+
+def test_what_is_public_no_longer_goes_and_does_not_come_back() -> None:
+    cache = PrefixCache(16, BLOCK)
+    assert cache.share(OPEN.public) == 0
+    late = Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=BLUE)  # hashed while the head was public
+    held = run(cache, Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=RED))
+    cache.release(run(cache, Chain(PLAIN, [*HEAD, 1], tenant=RED)))
+    assert cache.state().cached == 2
+    assert cache.share(frozenset()) == 3
+    assert hit(cache, late) == 0
+    lease = run(cache, late)
+    assert lease.published == 0
+    cache.release(lease)
+    cache.release(held)
+    assert hit(cache, late) == 0
+    assert hit(cache, Chain(PLAIN, [*HEAD, 1], tenant=RED)) == 8
+    assert cache.state().cached == 2
+    cache.check([])
+
+
+def test_a_shorter_head_keeps_its_blocks_when_a_longer_one_goes() -> None:
+    cache = PrefixCache(16, BLOCK)
+    cache.share(OPEN.public)
+    cache.release(run(cache, Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=RED)))
+    short = Space(PLAIN.root, BLOCK, frozenset(Chain(PLAIN, HEAD[:4]).hashes))
+    assert cache.share(short.public) == 2
+    assert hit(cache, Chain(short, [*HEAD, 1], tenant=BLUE)) == 4
+    cache.release(run(cache, Chain(short, [*HEAD, 1], tenant=BLUE)))
+    assert hit(cache, Chain(short, [*HEAD, 1], tenant=BLUE)) == 8
+    assert hit(cache, Chain(short, [*HEAD, 1], tenant=RED)) == 4
+    assert cache.owned() == {"public": 1, "red": 0, "blue": 1}
+    cache.check([])

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from foreword.base.errors import CapacityError, RequestError, Unavailable
-from foreword.base.ids import RequestId
+from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import Sampling
-from foreword.cache.identity import Chain, Space, root
+from foreword.cache.identity import ALONE, Chain, Space, Tenant, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.engine.engine import Engine
 from foreword.engine.sockets import MonotonicClock, Nobody
@@ -22,6 +23,7 @@ from foreword.testing.fakes import FakeRunner, answer
 
 BLOCK, BLOCKS = 4, 64
 SPACE = Space(root({"weights": "fake"}, BLOCK), BLOCK)
+OTHER = Space(root({"weights": "other"}, BLOCK), BLOCK)
 
 
 class Gate(FakeRunner):
@@ -54,12 +56,16 @@ class House:
         self.worker.start()
         self.count = 0
 
-    def ask(self, prompt: list[int], max_tokens: int = 5) -> Stream:
+    def ask(self, prompt: list[int], max_tokens: int = 5, space: Space = SPACE, tenant: str = "") -> Stream:
         self.count += 1
-        chain = Chain(SPACE, prompt)
-        sampling = Sampling(max_tokens=max_tokens)
         return self.worker.submit(
-            Submission(id=RequestId(f"r{self.count}"), chain=chain, sampling=sampling, arrival_s=self.worker.now())
+            Submission(
+                id=RequestId(f"r{self.count}"),
+                chain=Chain(space, prompt, tenant=Tenant.named(tenant) if tenant else ALONE),
+                sampling=Sampling(max_tokens=max_tokens),
+                arrival_s=self.worker.now(),
+                max_live=2 if tenant else None,
+            )
         )
 
 
@@ -184,3 +190,109 @@ def test_flush_forgets_while_requests_run(house: House) -> None:
     end = list(house.ask([5] * 12))[-1]
     assert end.usage is not None
     assert end.usage.cached_tokens == 0
+
+
+def test_a_reload_waits_for_what_runs_refuses_what_comes_and_begins_empty(house: House) -> None:
+    assert list(house.ask([5] * 12))[-1].finish == "length"
+    house.runner.open.clear()
+    running = house.ask([1, 2, 3])
+    assert house.runner.entered.wait(30)
+    done: list[BlockHash] = []
+    idle: list[bool] = []
+
+    def load() -> BlockHash:
+        idle.append(house.worker.state().running == 0)
+        return OTHER.root
+
+    thread = threading.Thread(target=lambda: done.append(house.worker.reload(load)))
+    thread.start()
+    while house.worker.ready:
+        pass
+    with pytest.raises(Unavailable, match="reloaded") as refused:
+        house.ask([1])
+    assert refused.value.retry_after_s > 0
+    with pytest.raises(Unavailable, match="already"):
+        house.worker.reload(load)
+    assert house.worker.alive
+    house.runner.open.set()
+    assert tokens(list(running)) == answer([1, 2, 3], 5)
+    thread.join(30)
+    assert (done, idle) == ([OTHER.root], [True])
+    assert house.worker.ready
+    with pytest.raises(Unavailable, match="reloaded"):
+        house.ask([5] * 12)  # hashed before, submitted after
+    events = list(house.ask([5] * 12, space=OTHER))
+    assert tokens(events) == answer([5] * 12, 5)
+    assert events[-1].usage is not None
+    assert events[-1].usage.cached_tokens == 0
+
+
+def test_a_reload_that_fails_changes_nothing(house: House) -> None:
+    list(house.ask([5] * 12))
+
+    def load() -> BlockHash:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        house.worker.reload(load)
+    assert house.worker.ready
+    events = list(house.ask([5] * 12))
+    assert events[-1].usage is not None
+    assert events[-1].usage.cached_tokens == 11
+
+
+def test_an_engine_that_ends_during_a_reload_tells_whoever_waits(house: House) -> None:
+    house.runner.open.clear()
+    house.ask([1, 2, 3])
+    assert house.runner.entered.wait(30)
+    errors: list[Exception] = []
+
+    def reload() -> None:
+        try:
+            house.worker.reload(lambda: OTHER.root)
+        except Unavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=reload)
+    thread.start()
+    house.runner.dies = True
+    house.runner.open.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+def test_a_tenant_may_have_so_many_requests_and_others_may_have_theirs(house: House) -> None:
+    house.runner.open.clear()
+    streams = [house.ask([1], tenant="red"), house.ask([2], tenant="red")]
+    with pytest.raises(CapacityError, match="tenant red has 2 requests queued or running, its limit is 2"):
+        house.ask([3], tenant="red")
+    streams.append(house.ask([3], tenant="blue"))
+    assert house.runner.entered.wait(30)
+    live = {name: its.waiting + its.running for name, its in house.worker.state().tenants.items()}
+    assert live == {"red": 2, "blue": 1}
+    house.runner.open.set()
+    for stream in streams:
+        assert list(stream)[-1].finish == "length"
+    assert list(house.ask([3], tenant="red"))[-1].finish == "length"
+    state = house.worker.state().tenants
+    assert {name: (its.waiting, its.running, its.held) for name, its in state.items()} == {
+        "red": (0, 0, 0),
+        "blue": (0, 0, 0),
+    }
+    assert state["red"].cached >= state["blue"].cached >= 1
+    assert sum(its.cached for its in state.values()) == house.worker.state().pool.cached
+
+
+def test_shares_bound_what_a_tenant_may_ask_for() -> None:
+    room = replace(limits(64, BLOCK, 10_000), shares={"red": 16, "blue": 8}, public_blocks=16)
+    assert [room.of(name).max_context for name in ("red", "blue", "green")] == [160, 128, 96]
+    assert limits(64, BLOCK, 10_000).of("red").max_context == 256
+    room.of("red").check(150, 10)
+    with pytest.raises(RequestError, match=r"context of 128.*set aside"):
+        room.of("blue").check(150, 10)
+    with pytest.raises(RequestError, match=r"at most 28.*set aside"):
+        room.of("blue").check(100, 29)
+    none = replace(room, shares={"red": 48})
+    with pytest.raises(RequestError, match="you can have 0 tokens"):
+        none.of("green").check(1, 1)

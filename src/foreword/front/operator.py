@@ -124,14 +124,13 @@ class Operator:
 
 
 def head_ids(head: Head, served: Served) -> tuple[int, ...]:
-    """The tokens of a head: those that stay the same however a prompt goes on after it. Raises RequestError."""
+    """The tokens of a head; of messages, those that stay the same whatever a user says next. Raises RequestError."""
     if isinstance(head, str):
         return ids_of(head, served)
     one, other = (
         ids_of(Conversation((*head.messages, {"role": "user", "content": text})), served) for text in ("a", "0")
     )
-    common = next((i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), len(one))
-    return one[:common]
+    return one[: next(i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)]
 
 
 def _measured(head: Head, served: Served) -> PublicHead:

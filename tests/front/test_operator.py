@@ -1,0 +1,124 @@
+"""What an operator does: heads that all tenants share, and a reload that fails or not."""
+
+from dataclasses import replace
+
+import pytest
+
+from foreword.base.errors import NotFound, RequestError
+from foreword.base.ids import BlockHash
+from foreword.cache.identity import Chain, Space, Tenant
+from foreword.front.ask import Ask, Caller, Conversation
+from foreword.front.front import Front, Served
+from foreword.front.operator import Operator, head_ids
+from tests.front.played import PlayedEngine
+
+RED, BLUE = Tenant.named("red"), Tenant.named("blue")
+HEAD = "You are the night porter of the Grand Hotel at the lake. You are kind, brief and exact."
+SYSTEM = Conversation(({"role": "system", "content": HEAD},))
+
+
+@pytest.fixture
+def operator(front: Front, engine: PlayedEngine) -> Operator:
+    return Operator(front, engine, lambda: front.served, max_public_blocks=8)
+
+
+def chain(front: Front, engine: PlayedEngine, prompt: str | Conversation, tenant: Tenant) -> Chain:
+    front.submit(Ask(prompt=prompt, max_tokens=1), Caller(tenant=tenant))
+    return engine.submissions[-1].chain
+
+
+def shared(one: Chain, other: Chain) -> int:
+    return sum(left == right for left, right in zip(one.hashes, other.hashes, strict=False))
+
+
+def test_tenants_share_the_full_blocks_of_a_head_and_nothing_else(
+    front: Front, engine: PlayedEngine, operator: Operator
+) -> None:
+    before = [chain(front, engine, f"{HEAD} Question", tenant) for tenant in (RED, BLUE)]
+    assert shared(*before) == 0
+    marked = operator.mark(HEAD)
+    assert (marked.num_tokens, marked.num_blocks) == (len(front.tokenizer.encode(HEAD)), marked.num_tokens // 4)
+    assert operator.num_public_blocks == marked.num_blocks == len(engine.shared[-1])
+    red, blue = (chain(front, engine, f"{HEAD} The same long question of both", tenant) for tenant in (RED, BLUE))
+    assert shared(red, blue) == red.first_private == marked.num_blocks
+    assert len(red.hashes) > marked.num_blocks
+    assert operator.mark(HEAD) == marked
+    assert operator.heads == (marked,)
+    operator.unmark(HEAD)
+    assert engine.shared[-1] == frozenset()
+    assert shared(*(chain(front, engine, f"{HEAD} Question", tenant) for tenant in (RED, BLUE))) == 0
+
+
+def test_the_head_of_messages_is_what_every_conversation_begins_with(
+    front: Front, engine: PlayedEngine, operator: Operator
+) -> None:
+    ids = head_ids(SYSTEM, front.served)
+    for question in ("a", "Another", "0", "…", "<|im_end|>"):
+        whole = front.render_chat([*SYSTEM.messages, {"role": "user", "content": question}])
+        assert whole[: len(ids)] == ids
+    text = front.tokenizer.decode(ids)
+    assert HEAD in text
+    marked = operator.mark(SYSTEM)
+    conversations = [
+        Conversation((*SYSTEM.messages, {"role": "user", "content": f"When is {what}?"})) for what in ("it", "tea")
+    ]
+    red, blue = chain(front, engine, conversations[0], RED), chain(front, engine, conversations[1], BLUE)
+    assert shared(red, blue) == marked.num_blocks == len(ids) // 4
+
+
+def test_heads_may_overlap_and_one_can_go(front: Front, engine: PlayedEngine, operator: Operator) -> None:
+    short = HEAD[:50]
+    few, many = operator.mark(short).num_blocks, operator.mark(HEAD).num_blocks
+    assert operator.num_public_blocks <= few + many - 2
+    operator.unmark(HEAD)
+    red, blue = (chain(front, engine, f"{HEAD} Question", tenant) for tenant in (RED, BLUE))
+    assert shared(red, blue) >= few - 1 > 0
+    with pytest.raises(NotFound, match="not public"):
+        operator.unmark(HEAD)
+
+
+def test_what_cannot_be_a_head(operator: Operator) -> None:
+    with pytest.raises(RequestError, match="less than a block of 4") as short:
+        operator.mark("Hi")
+    assert short.value.field == "prompt"
+    with pytest.raises(RequestError, match="8 are allowed, a quarter of the pool") as long:
+        operator.mark(Conversation(({"role": "system", "content": HEAD * 3},)))
+    assert long.value.field == "messages"
+    assert operator.heads == ()
+
+
+def test_a_reload_moves_heads_to_the_new_root(front: Front, engine: PlayedEngine, operator: Operator) -> None:
+    other = BlockHash(bytes([7] * 32))
+    operator._load = lambda: replace(front.served, space=Space(other, 4))
+    operator.mark(HEAD)
+    old = chain(front, engine, HEAD, RED)
+    assert operator.reload() == other
+    new, blue = chain(front, engine, HEAD, RED), chain(front, engine, HEAD, BLUE)
+    assert new.root == other
+    assert shared(old, new) == 0
+    assert shared(new, blue) == operator.num_public_blocks > 0
+
+
+def test_a_load_that_fails_changes_nothing(front: Front, engine: PlayedEngine, operator: Operator) -> None:
+    def fail() -> Served:
+        raise OSError("no such file")
+
+    operator._load = fail
+    operator.mark(HEAD)
+    served, told = front.served, len(engine.shared)
+    with pytest.raises(OSError, match="no such file"):
+        operator.reload()
+    assert front.served is served
+    assert len(engine.shared) == told
+
+
+def test_a_head_that_the_new_model_cannot_read_is_dropped(
+    front: Front, engine: PlayedEngine, operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    operator.mark(HEAD)
+    narrow = replace(front.served.bounds, vocab_size=10)
+    operator._heads.append(Conversation(({"role": 3, "content": HEAD},)))
+    operator._load = lambda: replace(front.served, bounds=narrow)
+    operator.reload()
+    assert [public.head for public in operator.heads] == [HEAD]
+    assert "public no longer" in caplog.text

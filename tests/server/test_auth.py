@@ -1,0 +1,356 @@
+"""Who may come in, as whom, and what each sees. The key says it and nothing else does."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from foreword.base.errors import CapacityError, ConfigError
+from foreword.cache.identity import ALONE, Tenant
+from foreword.engine.state import TenantState
+from foreword.front.ask import Ask, Caller, Conversation
+from foreword.schedule.admission import Limits
+from foreword.schedule.plan import Outcome, Sample, TokenEvent
+from foreword.server import KeyFile, mark_heads, read_heads
+from foreword.server.auth import change_keys, new_key
+from tests.server.fakes import BOUNDS, FakeAnswer, FakeFront, FakeOperator, World
+from tests.telemetry.test_metrics import first, usage
+
+ADMIN = {
+    ("GET", "/metrics"),
+    ("POST", "/v1/cache/flush"),
+    ("GET", "/v1/cache/public"),
+    ("POST", "/v1/cache/public"),
+    ("POST", "/v1/models/reload"),
+}
+ASKS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "abc"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/chat", {"prompt": "abc"}),
+]
+
+
+class House:
+    """A server with keys: red has a plain and an admin one, blue a plain one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "keys.json"
+        self.red, self.boss, self.blue = (self.add("red"), self.add("red", admin=True), self.add("blue"))
+        self.world = World(keys=KeyFile(self.path))
+        limits = BOUNDS.limits
+        self.world.limits = Limits(
+            num_blocks=100,
+            block_size=limits.block_size,
+            max_context=limits.max_context,
+            shares={"red": 20, "blue": 10},
+            public_blocks=25,
+        )
+
+    def add(self, tenant: str, *, admin: bool = False) -> str:
+        secret, key = new_key(tenant, admin=admin)
+        change_keys(self.path, lambda keys: keys.with_key(key, None, 5))
+        return secret
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+@pytest.fixture
+async def red(house: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with house.world.client(house.red) as client:
+        yield client
+
+
+@pytest.fixture
+async def boss(house: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with house.world.client(house.boss) as client:
+        yield client
+
+
+@pytest.fixture
+async def nobody(house: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with house.world.client() as client:
+        yield client
+
+
+def routes(world: World) -> list[tuple[str, str]]:
+    """Every method and path that the app serves."""
+    found: list[tuple[str, str]] = []
+    for route in world.app().routes:
+        assert isinstance(route, Route)
+        path = route.path.replace("{model:path}", "tiny")
+        found += [(method, path) for method in sorted(route.methods or ())]
+    return found
+
+
+async def test_without_a_key_only_health_and_ready_answer(nobody: httpx.AsyncClient, house: House) -> None:
+    everything = routes(house.world)
+    assert len(everything) >= 14
+    for method, path in [*everything, ("GET", "/nowhere"), ("GET", "/metrics/"), ("GET", "//health")]:
+        response = await nobody.request(method, path)
+        if path in ("/health", "/ready"):
+            assert response.status_code == 200
+            continue
+        assert response.status_code == 401, path
+        assert response.headers["www-authenticate"] == "Bearer"
+        if method != "HEAD":
+            error = response.json()["error"]
+            assert (error["type"], error["code"], error["param"]) == (
+                "invalid_request_error",
+                "invalid_api_key",
+                None,
+            )
+    assert house.world.front.asks == []
+
+
+async def test_wrong_credentials(nobody: httpx.AsyncClient, house: House) -> None:
+    key = house.red
+    wrong: list[list[tuple[str, str]]] = [
+        [("authorization", key)],
+        [("authorization", f"Basic {key}")],
+        [("authorization", "Bearer")],
+        [("authorization", "Bearer ")],
+        [("authorization", f"Bearer {key}x")],
+        [("authorization", f"Bearer {key[:-1]}")],
+        [("authorization", f"Bearer {key.upper()}")],
+        [("authorization", f"Bearer {house.world.keys.keys.keys[0].sha256}")],  # pyright: ignore[reportOptionalMemberAccess]
+        [("authorization", f"Bearer {key}"), ("authorization", f"Bearer {house.blue}")],
+        [("x-api-key", key)],
+        [("cookie", f"key={key}")],
+    ]
+    for headers in wrong:
+        response = await nobody.post("/chat", json={"prompt": "a"}, headers=headers)
+        assert response.status_code == 401, headers
+        assert key not in response.text
+    assert (await nobody.post(f"/chat?key={key}", json={"prompt": "a"})).status_code == 401
+    for scheme in ("Bearer", "bearer"):
+        response = await nobody.post("/chat", json={"prompt": "a"}, headers={"authorization": f"{scheme} {key}"})
+        assert response.status_code == 200
+    assert (
+        'foreword_requests_refused_total{status="401"} 12.0'
+        in house.world.metrics.render(house.world.engine.state()).decode()
+    )
+
+
+async def test_a_stranger_is_turned_away_before_the_body_is_read(nobody: httpx.AsyncClient) -> None:
+    response = await nobody.post("/v1/completions", content=b"x" * 200_000)
+    assert response.status_code == 401
+
+
+async def test_routes_for_operators(red: httpx.AsyncClient, boss: httpx.AsyncClient, house: House) -> None:
+    assert set(routes(house.world)) >= ADMIN
+    for method, path in sorted(ADMIN):
+        response = await red.request(method, path)
+        assert response.status_code == 403, path
+        assert response.json()["error"]["code"] == "admin_key_required"
+    assert house.world.operator == FakeOperator()
+    for method, path in sorted(ADMIN):
+        body = {"prompt": "a head for all"} if (method, path) == ("POST", "/v1/cache/public") else None
+        assert (await boss.request(method, path, json=body)).status_code == 200, path
+
+
+async def test_a_server_without_keys_serves_everybody() -> None:
+    world = World()
+    async with world.client() as client:
+        for method, path in sorted(ADMIN - {("POST", "/v1/cache/public")}):
+            assert (await client.request(method, path)).status_code == 200
+        response = await client.post("/v1/cache/public", json={"prompt": "a head"})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "no_tenants")
+        assert (await client.post("/chat", json={"prompt": "a"})).status_code == 200
+    assert world.front.callers == [Caller(tenant=ALONE, arrived_s=12.5)]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKS)
+async def test_the_key_alone_says_which_tenant_it_is(house: House, path: str, body: dict[str, Any]) -> None:
+    tricks = {
+        "X-Tenant": "red",
+        "X-Tenant-Id": "red",
+        "X-Forwarded-User": "red",
+        "X-Cache-Salt": Tenant.named("red").salt.hex(),
+        "X-Api-Key": house.red,
+        "OpenAI-Organization": "red",
+        "Cookie": f"tenant=red; key={house.red}",
+    }
+    inert = {} if path == "/chat" else {"user": "red", "metadata": {"tenant": "red"}, "prompt_cache_key": "red"}
+    async with house.world.client(house.blue) as blue:
+        assert (await blue.post(path, json={**body, **inert}, headers=tricks)).status_code == 200
+        assert (await blue.post(f"{path}?tenant=red", json=body)).status_code == 200
+    async with house.world.client(house.red) as red:
+        assert (await red.post(path, json=body)).status_code == 200
+    blue_ones, red_one = house.world.front.callers[:2], house.world.front.callers[2]
+    assert [caller.tenant for caller in blue_ones] == [Tenant.named("blue")] * 2
+    assert red_one == Caller(tenant=Tenant.named("red"), arrived_s=12.5, max_live=5)
+    assert Tenant.named("red").salt != Tenant.named("blue").salt
+
+
+@pytest.mark.parametrize("name", ["tenant", "salt", "cache_salt", "namespace", "api_key"])
+@pytest.mark.parametrize(("path", "body"), ASKS)
+async def test_a_body_cannot_name_a_tenant(
+    red: httpx.AsyncClient, house: House, path: str, body: dict[str, Any], name: str
+) -> None:
+    places = [{**body, name: "blue"}]
+    if path != "/chat":
+        places.append({**body, "cache": {name: "blue"}})
+    for wrong in places:
+        response = await red.post(path, json=wrong)
+        assert response.status_code == 422
+        assert response.json()["error"]["code"] == "unknown_field"
+    assert house.world.front.asks == []
+
+
+async def test_a_tenant_with_too_many_requests_gets_a_429(red: httpx.AsyncClient, house: House) -> None:
+    class Full(FakeFront):
+        def submit(self, ask: Ask, caller: Caller, /) -> FakeAnswer:
+            raise CapacityError("tenant red has 5 requests queued or running, its limit is 5; try later")
+
+    house.world.front = Full()
+    async with house.world.client(house.red) as client:
+        response = await client.post("/chat", json={"prompt": "a"})
+    assert response.status_code == 429
+    assert "its limit is 5" in response.json()["error"]["message"]
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_revoked_and_added_keys_count_at_once(red: httpx.AsyncClient, house: House) -> None:
+    assert (await red.post("/chat", json={"prompt": "a"})).status_code == 200
+    file = house.world.keys
+    assert file is not None
+    mine = file.keys.find(house.red)
+    assert mine is not None
+    change_keys(house.path, lambda keys: keys.without(mine.id))
+    assert (await red.post("/chat", json={"prompt": "a"})).status_code == 401
+    fresh = house.add("green")
+    async with house.world.client(fresh) as green:
+        assert (await green.post("/chat", json={"prompt": "a"})).status_code == 200
+        assert (await green.get("/v1/cache")).json()["blocks"]["share"] == 0  # until the next start
+    house.path.write_text("{")
+    async with house.world.client(fresh) as green:
+        assert (await green.post("/chat", json={"prompt": "a"})).status_code == 200
+
+
+async def test_views(red: httpx.AsyncClient, boss: httpx.AsyncClient, house: House) -> None:
+    house.world.engine.tenants = {
+        "red": TenantState(waiting=1, running=2, cached=7, held=4),
+        "blue": TenantState(cached=33),
+    }
+    own = {
+        "tenant": "red",
+        "blocks": {"share": 20, "cached": 7, "held": 4},
+        "requests": {"waiting": 1, "running": 2, "limit": 5},
+        "max_context": 260,
+    }
+    view = (await red.get("/v1/cache")).json()
+    facts = {"object": "cache", "model": "tiny", "enabled": True, "cacheable": True, "block_size": 4}
+    assert view == {**facts, **own}
+    assert (await red.get("/v1/cache?tenant=red")).json() == view
+    assert (await boss.get("/v1/cache?tenant=red")).json() == view
+    whole = (await boss.get("/v1/cache")).json()
+    assert [tenant["tenant"] for tenant in whole["tenants"]] == ["blue", "red"]
+    assert whole["tenants"][1] == own
+    assert whole["blocks"] == {"capacity": 10, "free": 5, "cached": 3, "held": 2}
+
+
+async def test_anothers_and_nobodys_resource_look_the_same(red: httpx.AsyncClient, boss: httpx.AsyncClient) -> None:
+    anothers, nobodys = (await red.get("/v1/cache?tenant=blue"), await red.get("/v1/cache?tenant=nobody"))
+    assert (anothers.status_code, anothers.json()) == (nobodys.status_code, nobodys.json())
+    assert anothers.status_code == 404
+    assert (await boss.get("/v1/cache?tenant=nobody")).status_code == 404
+    assert (await boss.get("/v1/cache?tenant=blue")).status_code == 200
+
+
+async def test_metrics_know_tenants(boss: httpx.AsyncClient, house: House) -> None:
+    from dataclasses import replace
+
+    for tenant, cached in (("red", 16), ("red", 0), ("blue", 4)):
+        account = replace(usage(cached, 10), tenant=tenant)
+        event = first(f"{tenant}{cached}", account)
+        house.world.metrics.observe(Outcome(0, (event,)))
+        end = TokenEvent(event.request, Sample(1), "length", usage=account)
+        house.world.metrics.observe(Outcome(1, (end,)))
+    house.world.engine.tenants = {"": TenantState(cached=1), "red": TenantState(cached=7, held=4)}
+    text = (await boss.get("/metrics")).text
+    for row in (
+        'foreword_tenant_requests_total{tenant="red"} 2.0',
+        'foreword_tenant_prompt_tokens_cached_total{tenant="red"} 16.0',
+        'foreword_tenant_prompt_tokens_computed_total{tenant="red"} 20.0',
+        'foreword_tenant_prompt_tokens_cached_total{tenant="blue"} 4.0',
+        'foreword_tenant_blocks{state="held",tenant="red"} 4.0',
+    ):
+        assert row in text
+    assert 'tenant=""' not in text
+
+
+async def test_public_heads(boss: httpx.AsyncClient, house: House) -> None:
+    url = "/v1/cache/public"
+    marked = (await boss.post(url, json={"prompt": "a head for all"})).json()
+    head = {"begins": "a head for all", "tokens": 9, "blocks": 2}
+    assert marked == {"head": head, "dropped": 0, "num_blocks": 2, "max_blocks": 25}
+    messages = [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}]
+    assert (await boss.post(url, json={"messages": messages})).status_code == 200
+    assert house.world.operator.heads[1].head == Conversation([{"role": "system", "content": "Be brief."}])
+    listed = (await boss.get(url)).json()
+    assert [entry["begins"] for entry in listed["heads"]] == ["a head for all", "Be brief."]
+    gone = (await boss.post(url, json={"prompt": "a head for all", "remove": True})).json()
+    assert gone == {"head": None, "dropped": 2, "num_blocks": 2, "max_blocks": 25}
+    for body, status, param in (
+        ({"prompt": "a head for all", "remove": True}, 404, "prompt"),
+        ({"prompt": "short"}, 400, "prompt"),
+        ({}, 400, "prompt"),
+        ({"prompt": "a", "messages": messages}, 400, "prompt"),
+        ({"prompt": "a", "tenant": "red"}, 422, "tenant"),
+        ({"messages": []}, 400, "messages"),
+    ):
+        response = await boss.post(url, json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param), body
+
+
+async def test_flush_and_reload(boss: httpx.AsyncClient, house: House) -> None:
+    assert (await boss.post("/v1/cache/flush")).json() == {"dropped": 3, "still_held": 1}
+    assert (await boss.post("/v1/cache/flush", json={"tenant": "red"})).status_code == 422
+    assert (await boss.post("/v1/models/reload", json={})).json() == {
+        "model": "tiny",
+        "root": b"new".hex(),
+        "changed": True,
+    }
+    house.world.operator.fails = ConfigError("the weights have another shape")
+    response = await boss.post("/v1/models/reload")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "reload_failed"
+    assert "another shape" in response.json()["error"]["message"]
+
+
+def test_a_file_of_public_heads(tmp_path: Path) -> None:
+    path = tmp_path / "heads.json"
+    path.write_text('[{"prompt": "one"}, {"messages": [{"role": "system", "content": "two"}]}]')
+    heads = read_heads(path)
+    assert heads == ("one", Conversation([{"role": "system", "content": "two"}]))
+    operator: Any = FakeOperator()
+    mark_heads(operator, heads)
+    assert [public.head for public in operator.heads] == list(heads)
+    with pytest.raises(ConfigError, match="head 1: the head has 1 tokens"):
+        mark_heads(operator, ("fine", "short"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "heads.json: "),
+        ('{"prompt": "x"}', "an object"),
+        ('[{"promt": "x"}]', "0.promt: unknown field; did you mean 'prompt'"),
+        ("[{}]", "give either this or messages"),
+        ('[{"prompt": "x", "remove": true}]', "nothing to remove"),
+        ('[{"messages": [{"role": "owner", "content": "x"}]}]', "owner"),
+    ],
+)
+def test_a_file_of_public_heads_that_makes_no_sense(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "heads.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_heads(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_heads(tmp_path / "none.json")
