@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -41,7 +41,10 @@ class Loaded:
 
 def load_runner(config: Config, progress: Progress = silent) -> ModelRunner:
     """Load the model that the settings name and give it memory. Raises ModelRefused or ConfigError."""
-    return equip(load(config.model, progress), config.model, config.cache)
+    runner = equip(load(config.model, progress), config.model, config.cache)
+    few = replace(config, cache=replace(config.cache, kv_cache="32"))
+    runner.load_again = lambda: load_runner(few)
+    return runner
 
 
 def load(config: ModelConfig, progress: Progress = silent) -> Loaded:

@@ -1,13 +1,14 @@
 """ModelRunner: what computes steps for the engine with a Hugging Face model."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
-from foreword.base.errors import InvariantBroken
+from foreword.base.errors import ConfigError, InvariantBroken
 from foreword.base.ids import PENDING_TOKEN, RequestId
 from foreword.cache.orders import Compare
 from foreword.runner import library
@@ -62,6 +63,8 @@ class ModelRunner:
         self._backend = backend
         self._keeps_rows = library.forward_takes(type(model), "logits_to_keep")
         self._last: OrderedDict[RequestId, int] = OrderedDict()
+        self.load_again: Callable[[], ModelRunner] | None = None
+        """Loads the same place once more, over a small memory of its own. None: it was made of a model in memory."""
 
     @property
     def num_blocks(self) -> int:
@@ -97,6 +100,24 @@ class ModelRunner:
         for request, one in drawn.items():
             self._remember(request, one.token)
         return StepResult(drawn)
+
+    def reload(self) -> Mapping[str, str]:
+        """Load the model again from where it came, while nothing is computed; its ingredients.
+
+        Two sets of weights are in memory for a moment. Raises ConfigError, ModelRefused or what reading a broken file
+        raises; then the old model goes on and no block was touched. Otherwise all blocks hold KV of the model before.
+        """
+        if self.load_again is None:
+            raise ConfigError("this model was made in memory; there is nowhere to load it from")
+        fresh = self.load_again()
+        name, ours, theirs = self.card.name, self.memory, fresh.memory
+        for what in ("layout", "buffer.dtype", "buffer.device"):
+            if attrgetter(what)(ours) != attrgetter(what)(theirs):
+                raise ConfigError(f"{name}: the model that is there now needs another KV memory ({what}); restart")
+        self._model, self._backend = fresh._model, fresh._backend.over(ours)  # noqa: SLF001  one of our own kind
+        self.card, self._keeps_rows = fresh.card, fresh._keeps_rows  # noqa: SLF001
+        self._last.clear()
+        return self.ingredients
 
     def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
         """See `engine.sockets.Runner`."""

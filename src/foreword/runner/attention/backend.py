@@ -4,6 +4,7 @@ from typing import Protocol
 
 from foreword.runner.attention.call import Step
 from foreword.runner.attention.tiles import Segment
+from foreword.runner.memory import KVMemory
 
 
 class Backend(Protocol):
@@ -21,4 +22,8 @@ class Backend(Protocol):
 
     def begin(self, segments: tuple[Segment, ...], total: int) -> Step:
         """Start a step of `total` rows: those of the segments, in order, then padding."""
+        ...
+
+    def over(self, memory: KVMemory) -> "Backend":
+        """The same over another memory of the same layout."""
         ...

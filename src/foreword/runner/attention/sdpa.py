@@ -81,6 +81,10 @@ class SdpaBackend:
         """Start a step of `total` rows: those of the segments, in order, then padding."""
         return SdpaStep(self, segments, total)
 
+    def over(self, memory: KVMemory) -> "SdpaBackend":
+        """The same over another memory of the same layout."""
+        return SdpaBackend(memory, self.slots, self.heights)
+
 
 class SdpaStep:
     """One step's work; made once, used by every layer."""
