@@ -71,6 +71,15 @@ def test_sixteen_cold_requests_over_one_head_compute_it_once() -> None:
         assert house.tokens(str(i)) == answer([*head, i % 7, 5 - i % 5, *[i % 3] * 4], 4)
 
 
+def test_a_prefix_length_shares_its_work_as_well() -> None:
+    house = House(400, budget=64, running=16)
+    head = [i % 7 for i in range(200)]
+    for i in range(8):
+        house.add(str(i), [*head, i % 7, 1], reach=Reach(read_tokens=200, store_tokens=200))
+    house.drain()
+    assert house.runner.tokens_computed <= 200 + 8 * (2 + 3) + BLOCK
+
+
 def test_the_rest_finish_when_the_first_of_them_is_cancelled() -> None:
     house = House(400, budget=64, running=16)
     head = [i % 7 for i in range(200)]

@@ -37,5 +37,13 @@ class Reach:
     store_tokens: int | None = None
     """Only full blocks that hold at least one of the first `store_tokens` tokens are published."""
 
+    def readable(self, tokens: int) -> int:
+        """How many of `tokens` leading tokens may be read."""
+        return tokens if self.read_tokens is None else min(tokens, self.read_tokens)
+
+    def storable(self, blocks: int, block_size: int) -> int:
+        """How many of `blocks` leading full blocks may be published."""
+        return blocks if self.store_tokens is None else min(blocks, -(-self.store_tokens // block_size))
+
 
 EVERYTHING = Reach()

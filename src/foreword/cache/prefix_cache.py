@@ -130,9 +130,9 @@ class PrefixCache:
         if not self.enabled or lease.generation != self.generation:
             return
         full = computed // self.block_size
-        if lease.reach.store_tokens is not None:
-            full = min(full, -(-lease.reach.store_tokens // self.block_size))
-        for i in range(lease.published, full):
+        if full == lease.published:
+            return
+        for i in range(lease.published, lease.reach.storable(full, self.block_size)):
             name, block = chain.hashes[i], lease.blocks[i]
             canonical = self._index.find(name)
             if canonical is None and i < chain.first_private and not self._may_be_public(name):
@@ -259,5 +259,4 @@ class PrefixCache:
 
 def _limit(chain: Chain, reach: Reach) -> int:
     """Tokens that a match may cover: never the last one, whose logits are wanted."""
-    tokens = len(chain) - 1
-    return tokens if reach.read_tokens is None else min(tokens, reach.read_tokens)
+    return reach.readable(len(chain) - 1)

@@ -273,8 +273,9 @@ class Scheduler:
         draft.chunks.append(Chunk(request.id, start, ids, tuple(lease.blocks), draw))
         draft.copies += copies
         draft.members.add(request.id)
-        if start // size < (known - 1) // size and self.cache.enabled and request.submission.reach.store_tokens is None:
-            claims = chain.hashes[start // size : min(end, known - 1) // size]
+        if start // size < (known - 1) // size and self.cache.enabled:
+            last = request.submission.reach.storable(min(end, known - 1) // size, size)
+            claims = chain.hashes[start // size : last]
             draft.claims += claims
             self._claims.update(claims)
         request.planned = end
@@ -285,11 +286,8 @@ class Scheduler:
         if not self._claims:
             return False
         block = start // self.cache.block_size
-        reusable = (len(request.chain) - 1) // self.cache.block_size
-        limit = request.submission.reach.read_tokens
-        if limit is not None:
-            reusable = min(reusable, limit // self.cache.block_size)
-        return block < reusable and request.chain.hashes[block] in self._claims
+        readable = request.submission.reach.readable(len(request.chain) - 1)
+        return block < readable // self.cache.block_size and request.chain.hashes[block] in self._claims
 
     # ---------------------------------------------------------------- commit and abort
 
@@ -300,14 +298,13 @@ class Scheduler:
         for chunk in plan.chunks:
             request = self._requests[chunk.request]
             self._account(request, chunk, tally)
-            lease = _leased(request)
             request.computed = chunk.end
             if chunk.draw is not None:
                 request.draws_in_flight -= 1
                 if request.finish is None:
                     tally.generated += 1
                     events.append(self._take_sample(request, result.samples[request.id], now))
-            self.cache.publish(lease, request.chain, min(request.computed, len(request.chain)))
+            self.cache.publish(_leased(request), request.chain, min(request.computed, len(request.chain)))
             if request.finish is not None:
                 self._let_go(request)
         if self._suspects and self._suspects[0].id == plan.chunks[0].request:
@@ -359,6 +356,9 @@ class Scheduler:
 
     def _account(self, request: Request, chunk: Chunk, tally: _Tally) -> None:
         """Each prompt token is counted once, as cached or as computed; work below `accounted` is a repetition."""
+        if chunk.start >= request.accounted >= request.num_prompt:
+            request.accounted = chunk.end
+            return
         tally.cached += request.uncounted_cached
         request.uncounted_cached = 0
         repeated = max(0, min(chunk.end, request.accounted) - chunk.start)
