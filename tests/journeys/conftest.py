@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from foreword.assemble import Assembly, assemble
 from foreword.base.config import CacheConfig, Config, ModelConfig, ScheduleConfig, ServerConfig
-from foreword.server import Listener, create_app, serving
+from foreword.server import KeyFile, Listener, create_app, serving
 from foreword.telemetry import Metrics
 
 
@@ -22,12 +22,18 @@ class Running:
 
     url: str
     assembly: Assembly
+    key: str | None = None
+    """Sent with every request."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30)
+        return httpx.get(self.url + path, headers=self.headers, timeout=30)
 
-    def post(self, path: str, body: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=120)
+    def post(self, path: str, body: object, **headers: str) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers={**headers, **self.headers}, timeout=120)
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges as `name{label=value}` -> number."""
@@ -53,13 +59,13 @@ class Running:
 
 
 @contextmanager
-def running(cache: CacheConfig, schedule: ScheduleConfig) -> Iterator[Running]:
+def running(cache: CacheConfig, schedule: ScheduleConfig, keys: KeyFile | None = None) -> Iterator[Running]:
     """Serve the embedded model on a free port."""
     config = Config(model=ModelConfig(device="cpu"), cache=cache, schedule=schedule, server=ServerConfig(port=0))
     metrics = Metrics()
-    assembly = assemble(config, observer=metrics)
+    assembly = assemble(config, observer=metrics, shares=None if keys is None else keys.keys.shares())
     listener = Listener(config.server, drain_s=5)
-    thread = threading.Thread(target=listener.run, args=[create_app(serving(assembly, metrics))])
+    thread = threading.Thread(target=listener.run, args=[create_app(serving(assembly, metrics, keys))])
     thread.start()
     try:
         while not listener.started:
