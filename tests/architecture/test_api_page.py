@@ -5,13 +5,25 @@ import re
 import pytest
 from pydantic import BaseModel
 
+from foreword.server.admin import PublicHeadRequest
 from foreword.server.chat import PlainRequest
 from foreword.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
 from foreword.server.wire import CacheWish
 from tests.architecture.source import PACKAGE, ROOT
 
 
-@pytest.mark.parametrize("form", [ChatRequest, CompletionRequest, ChatMessage, PlainRequest, CacheWish, StreamOptions])
+FORMS = (
+    ChatRequest,
+    CompletionRequest,
+    ChatMessage,
+    PlainRequest,
+    CacheWish,
+    StreamOptions,
+    PublicHeadRequest,
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_the_api_page_names_every_field(form: type[BaseModel]) -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert [name for name in form.model_fields if f"`{name}`" not in text] == []
