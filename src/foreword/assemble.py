@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from foreword.base.config import Config
 from foreword.base.errors import ConfigError
 from foreword.base.ids import BlockHash
+from foreword.cache.explain import Reason
 from foreword.cache.identity import Space, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.engine.engine import Engine
@@ -24,6 +25,7 @@ from foreword.schedule.scheduler import Scheduler
 from foreword.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from foreword.runner.plain import PlainRunner
     from foreword.runner.runner import ModelCard, ModelRunner
 
 _log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class Assembly:
     """Everything that serves one model, running."""
 
     config: Config
-    runner: "ModelRunner"
+    runner: "ModelRunner | PlainRunner"
     front: Front
     operator: Operator
     worker: Worker
@@ -75,7 +77,7 @@ class Assembly:
             "device": self.card.device,
             "dtype": self.card.dtype,
             "attention": self.card.attention,
-            "cache": self.config.cache.cache,
+            "cache": self.config.cache.cache and self.card.not_cacheable is None,
             "block_size": self.limits.block_size,
             "num_blocks": self.limits.num_blocks,
             "kv_tokens": self.limits.num_blocks * self.limits.block_size,
@@ -108,10 +110,10 @@ def assemble(
     runner = load_runner(config, progress)
     tokenizer = Tokenizer(runner.card.directory)
     tokenizer.load()
-    room = _with_shares(_limits(config, runner), shares)
-    cache = PrefixCache(runner.num_blocks, runner.block_size, enabled=config.cache.cache, shares=room.shares)
+    room = _with_shares(_limits(config, runner), shares, public=runner.card.not_cacheable is None)
+    cache = PrefixCache(runner.num_blocks, runner.block_size, off=_off(config, runner.card), shares=room.shares)
     schedule = config.schedule
-    scheduler = Scheduler(cache, max_batch_tokens=schedule.max_batch_tokens, max_running=schedule.max_running)
+    scheduler = Scheduler(cache, max_batch_tokens=_step(config, runner), max_running=schedule.max_running)
     engine = Engine(scheduler, runner, MonotonicClock(), observer or Nobody())
     worker = Worker(engine, room, max_live=schedule.max_running + schedule.max_waiting)
     front = Front(worker, _served(runner, tokenizer, room))
@@ -150,7 +152,7 @@ def identify(config: Config, progress: Progress = _in_silence) -> Identity:
     )
 
 
-def _served(runner: "ModelRunner", tokenizer: Tokenizer, room: Limits) -> Served:
+def _served(runner: "ModelRunner | PlainRunner", tokenizer: Tokenizer, room: Limits) -> Served:
     card = runner.card
     return Served(
         tokenizer=tokenizer,
@@ -159,13 +161,28 @@ def _served(runner: "ModelRunner", tokenizer: Tokenizer, room: Limits) -> Served
     )
 
 
-def _with_shares(room: Limits, shares: Mapping[str, float] | None) -> Limits:
-    """A quarter of the pool is set aside for public heads; shares are parts of the rest."""
+def _off(config: Config, card: "ModelCard") -> Reason | None:
+    """Why nothing is reused, if so."""
+    if not config.cache.cache:
+        return "cache_disabled"
+    if card.not_cacheable is not None:
+        return "model_not_cacheable"
+    return None
+
+
+def _step(config: Config, runner: "ModelRunner | PlainRunner") -> int:
+    """Tokens of a step. The prompt of a plain model is never cut, so there must be room for the longest one."""
+    schedule, plain = config.schedule, runner.card.not_cacheable is not None
+    return max(schedule.max_batch_tokens, schedule.max_running + runner.block_size if plain else 0)
+
+
+def _with_shares(room: Limits, shares: Mapping[str, float] | None, *, public: bool) -> Limits:
+    """A quarter of the pool is set aside for public heads, if there can be any; shares are parts of the rest."""
     if shares is None:
         return room
-    public = room.num_blocks // 4
-    in_blocks = {name: int(share * (room.num_blocks - public)) for name, share in shares.items()}
-    parted = replace(room, shares=in_blocks, public_blocks=public)
+    public_blocks = room.num_blocks // 4 if public else 0
+    in_blocks = {name: int(share * (room.num_blocks - public_blocks)) for name, share in shares.items()}
+    parted = replace(room, shares=in_blocks, public_blocks=public_blocks)
     least = min(in_blocks, key=lambda name: parted.of(name).max_context, default="")
     if (context := parted.of(least).max_context) < room.max_context:
         _log.warning(
@@ -178,7 +195,7 @@ def _with_shares(room: Limits, shares: Mapping[str, float] | None) -> Limits:
     return parted
 
 
-def _limits(config: Config, runner: "ModelRunner") -> Limits:
+def _limits(config: Config, runner: "ModelRunner | PlainRunner") -> Limits:
     """The context is the least of what the model knows, what the operator allows and what the pool holds."""
     wanted, known = config.schedule.max_context, runner.card.max_context
     if wanted is not None and wanted > known:

@@ -236,12 +236,12 @@ def test_reasons() -> None:
     assert reason([2] * 9) == "diverged"
     assert reason([1] * 17) == "never_seen"
     assert reason([1] * 9, Reach(read_tokens=5)) == "prefix_length"
-    off = PrefixCache(16, BLOCK, enabled=False)
+    off = PrefixCache(16, BLOCK, off="cache_disabled")
     assert off.reason(chain([1] * 9), EVERYTHING, 0) == "cache_disabled"
 
 
 def test_off_means_nothing_is_found() -> None:
-    cache = PrefixCache(16, BLOCK, enabled=False)
+    cache = PrefixCache(16, BLOCK, off="cache_disabled")
     cache.release(run(cache, chain([1] * 9)))
     assert cache.match(chain([1] * 9), EVERYTHING) == 0
     assert cache.state().free == 16

@@ -42,7 +42,7 @@ class Heart(RuleBasedStateMachine):
     def start(  # noqa: PLR0917  (as below)
         self, blocks: int, budget: int, running: int, enabled: bool, shares: dict[str, int], space: Space
     ) -> None:
-        self.cache = PrefixCache(blocks, BLOCK, enabled=enabled, shares=shares)
+        self.cache = PrefixCache(blocks, BLOCK, off=None if enabled else "cache_disabled", shares=shares)
         self.space, self.shares = space, shares
         self.scheduler = Scheduler(self.cache, max_batch_tokens=budget, max_running=running)
         self.runner = FakeRunner(blocks, BLOCK)

@@ -34,23 +34,31 @@ class Flushed:
 class PrefixCache:
     """Blocks of KV that requests share by prefix. Pure bookkeeping: it orders copies and moves no byte itself."""
 
-    __slots__ = ("_index", "_pool", "_public", "_shares", "block_size", "enabled", "generation", "num_evicted")
+    __slots__ = ("_index", "_pool", "_public", "_shares", "block_size", "generation", "num_evicted", "off")
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enabled: bool = True, shares: Mapping[str, int] | None = None
+        self, num_blocks: int, block_size: int, *, off: Reason | None = None, shares: Mapping[str, int] | None = None
     ) -> None:
-        """`shares`: blocks that each tenant is sure of, by name; together at most `num_blocks`."""
+        """`off`: why nothing is reused; None where it is.
+
+        `shares`: blocks that each tenant is sure of, by name; together at most `num_blocks`.
+        """
         self._shares: Mapping[str, int] = shares or {}
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex()
         self._public: frozenset[BlockHash] | None = None
         """What may be stored as public. None: nobody has said yet, and chains know."""
         self.block_size = block_size
-        self.enabled = enabled
-        """Off: nothing matches and nothing is published; all else is the same."""
+        self.off: Reason | None = off
+        """Why nothing matches and nothing is published (all else is the same); None: prefixes are reused."""
         self.generation = 0
         """Raised by flush; a lease of an older generation publishes nothing."""
         self.num_evicted = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether prefixes are reused."""
+        return self.off is None
 
     def num_available(self, tenant: str) -> int:
         """Blocks that a tenant can have without taking any from a holder, or from another's share."""
@@ -74,8 +82,8 @@ class PrefixCache:
 
     def reason(self, chain: Chain, reach: Reach, matched_tokens: int) -> Reason:
         """Why a match of so many tokens ends where it does."""
-        if not self.enabled:
-            return "cache_disabled"
+        if self.off is not None:
+            return self.off
         if matched_tokens == _limit(chain, reach):
             return "complete" if matched_tokens == len(chain) - 1 else "prefix_length"
         if len(chain) <= self.block_size:
@@ -195,7 +203,7 @@ class PrefixCache:
     def shut(self) -> None:
         """Reuse nothing and publish nothing from now on."""
         self.flush()
-        self.enabled = False
+        self.off = "cache_disabled"
 
     def check(self, leases: Iterable[Lease]) -> None:
         """Compare the books with the leases that exist; InvariantBroken on the first contradiction. O(blocks)."""

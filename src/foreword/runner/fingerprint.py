@@ -1,14 +1,16 @@
 """What changes KV, collected as ingredients of block identity. `cache.identity` turns them into a hash.
 
 Nothing here goes by a name: weights count by their bytes, code by its version, hardware by what it computes with. Two
-checkpoints of one name are two models, and one checkpoint under two names is one.
+checkpoints of one name are two models, and one checkpoint under two names is one. What cannot be keyed (embeddings in
+place of token ids, masks of the caller's own, prompt tuning) is nothing that a request can bring.
 """
 
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +35,15 @@ _NOISE = frozenset(
 )
 """Fields of a configuration that say where it came from, or what others already say better."""
 
+_ADAPTER_NOISE = frozenset({"base_model_name_or_path", "revision", "inference_mode"})
+
+_FORMAT = "1"
+"""Raised when what a block holds, or where in it, is no longer what it was."""
+
+_NONE = "none"
 _CHUNK = 1 << 22
+_SETTLED_NS = 2 * 10**9
+"""A file this much older than its digest has not been written to in the same tick of the file system's clock."""
 
 
 def ingredients(model: nn.Module, directory: Path | None, memo: Path, computing: Mapping[str, str]) -> dict[str, str]:
@@ -45,7 +55,11 @@ def ingredients(model: nn.Module, directory: Path | None, memo: Path, computing:
     config = library.config_of(model)
     weights = state_digest(model) if directory is None else weights_digest(directory, memo)
     return {
+        "format": _FORMAT,
         "weights": weights,
+        "adapter": _NONE,
+        "code": _NONE if directory is None else code_digest(directory, memo),
+        "quantisation": quantisation_digest(config),
         "architecture": type(model).__name__,
         "config": config_digest(library.config_fields(config)),
         "library": f"transformers {library.VERSION}, torch {torch.__version__}",
@@ -56,11 +70,49 @@ def ingredients(model: nn.Module, directory: Path | None, memo: Path, computing:
 
 def weights_digest(directory: Path, memo: Path) -> str:
     """One digest over the contents of all weight files of a directory; their names and order play no part."""
-    files = sorted(p for pattern in ("*.safetensors", "*.bin") for p in directory.glob(pattern))
+    files = _weight_files(directory)
     if not files:
         raise FileNotFoundError(f"{directory} holds no weights")
-    digests = sorted(_file_digests(files, memo))
-    return sha256("".join(digests).encode()).hexdigest()
+    return _together(_file_digests(files, memo))
+
+
+def adapter_digest(directory: Path, scaling: float, memo: Path) -> str:
+    """One digest over an adapter's weights, its configuration and the scale it is applied with; never its name."""
+    fields = cast("Mapping[str, Any]", json.loads((directory / "adapter_config.json").read_text("utf-8")))
+    own = {key: value for key, value in fields.items() if key not in _ADAPTER_NOISE}
+    return _together([weights_digest(directory, memo), config_digest(own), float(scaling).hex()])
+
+
+def code_digest(directory: Path, memo: Path) -> str:
+    """One digest over all Python files of a model's directory; "none" without any. They are never run here."""
+    files = sorted(directory.glob("*.py"))
+    return _together(_file_digests(files, memo)) if files else _NONE
+
+
+def quantisation_digest(config: library.Config) -> str:
+    """How weights are packed, as a digest of all that the configuration says about it; "none" when they are not."""
+    found: object = getattr(config, "quantization_config", None)
+    if found is None:
+        return _NONE
+    ask = getattr(found, "to_dict", None)
+    fields: object = ask() if callable(ask) else found
+    return config_digest({"quantization_config": fields})
+
+
+def stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What tells whether a model's files were written to: name, size, time and inode of each."""
+    files = (*_weight_files(directory), *sorted(directory.glob("*.json")))
+    found = ((file.name, file.stat()) for file in files)
+    return tuple((name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    patterns = ("*.safetensors", "*.safetensors.index.json", "*.bin")
+    return sorted(file for pattern in patterns for file in directory.glob(pattern))
+
+
+def _together(digests: Iterable[str]) -> str:
+    return sha256("".join(sorted(digests)).encode()).hexdigest()
 
 
 def state_digest(model: nn.Module) -> str:
@@ -107,16 +159,21 @@ def arithmetic(weight: torch.Tensor) -> str:
 
 
 def _file_digests(files: list[Path], memo: Path) -> list[str]:
-    """SHA-256 of each file, taken from the memo where path, size, time and inode are those remembered."""
+    """SHA-256 of each file, taken from the memo where path, size, time and inode are those remembered.
+
+    A file that was written to just now is not remembered: a second write could leave all four as they are.
+    """
     known = _read_memo(memo)
     fresh: dict[str, str] = {}
     digests: list[str] = []
     for file in files:
-        status = file.stat()
+        status, began_ns = file.stat(), time.time_ns()
         key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
         digest = known.get(key)
         if digest is None:
-            digest = fresh[key] = _hash_file(file)
+            digest = _hash_file(file)
+            if status.st_mtime_ns + _SETTLED_NS < began_ns:
+                fresh[key] = digest
         digests.append(digest)
     if fresh:
         _write_memo(memo, {**known, **fresh})

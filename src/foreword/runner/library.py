@@ -6,7 +6,7 @@ rest of the room reads like typed code and a rename is mended in one place.
 
 import inspect
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -24,6 +24,9 @@ ATTENTION_NAME = "foreword"
 "sdpa", and builds masks for names that it knows; this one says nothing to it, so no mask is built."""
 
 VERSION: str = transformers.__version__
+
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""What releases call the cache that a forward takes and gives back, newest first."""
 
 _WANTED = ("*.json", "*.safetensors", "*.safetensors.index.json", "*.model", "*.txt", "*.jinja", "tokenizer*")
 """Files of a hub model that are fetched: safetensors, never pickles."""
@@ -114,12 +117,21 @@ def forward_takes(model_class: type[nn.Module], argument: str) -> bool:
     return argument in inspect.signature(model_class.forward).parameters
 
 
-def load_weights(model: str, dtype: torch.dtype) -> nn.Module:
-    """Build the model from a local directory or hub id, with our attention. Raises ModelRefused."""
+def cache_argument(model_class: type[nn.Module]) -> str | None:
+    """What the class's forward calls the cache that it takes; None if it takes none."""
+    return next((name for name in _CACHE_NAMES if forward_takes(model_class, name)), None)
+
+
+def load_weights(model: str, dtype: torch.dtype, attention: str | None = ATTENTION_NAME) -> nn.Module:
+    """Build the model from a local directory or hub id. Raises ModelRefused.
+
+    `attention` is ours, or one of the library's; None leaves the choice to the library.
+    """
+    chosen = {} if attention is None else {"attn_implementation": attention}
     try:
         with quiet():
             loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
-                model, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+                model, dtype=dtype, trust_remote_code=False, **chosen
             )
     except Exception as error:
         raise ModelRefused(f"{model}: {_first_line(error)}") from error
@@ -135,6 +147,56 @@ def forward(model: nn.Module, ids: Tensor, positions: Tensor, **arguments: objec
     """One forward pass without the library's cache. ids and positions [1, T] -> logits [rows, vocabulary]."""
     output = cast(Any, model)(input_ids=ids, position_ids=positions, use_cache=False, **arguments)
     return cast(Tensor, output.logits)[0]
+
+
+def forward_with_cache(model: nn.Module, ids: Tensor, positions: Tensor, cache: object) -> tuple[Tensor, object]:
+    """One forward pass that goes on from a cache of the model's own; None begins one.
+
+    ids and positions [1, T] -> logits of the last row [vocabulary], and the cache, which may be the same object.
+    Raises LookupError when the model gives none back.
+    """
+    arguments: dict[str, object] = {}
+    kind = type(model)
+    name = cache_argument(kind)
+    if cache is not None and name is not None:
+        arguments[name] = cache
+    if forward_takes(kind, "position_ids"):
+        arguments["position_ids"] = positions
+    if forward_takes(kind, "logits_to_keep"):
+        arguments["logits_to_keep"] = 1
+    output = cast(Any, model)(input_ids=ids, use_cache=True, **arguments)
+    given = next((output[name] for name in _CACHE_NAMES if name in output and output[name] is not None), None)
+    if given is None:
+        raise LookupError(f"{kind.__name__} gives no cache back from its forward")
+    return cast(Tensor, output.logits)[0, -1], given
+
+
+def cache_bytes(cache: object) -> int:
+    """Bytes of all tensors that a cache object holds."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(cache, set()))
+
+
+def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor in an object, its attributes and containers, each once."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    inner: Iterable[object] = ()
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        inner = cast("Mapping[object, object]", value).values()
+    elif isinstance(value, (list, tuple)):
+        inner = cast("list[object]", value)
+    elif hasattr(value, "__dict__"):
+        inner = vars(value).values()
+    for item in inner:
+        yield from _tensors(item, seen)
+
+
+def own_attention(model: nn.Module) -> str:
+    """The name of the attention function that a model runs."""
+    return str(getattr(config_of(model), "_attn_implementation", None) or "its own")
 
 
 def config_of(model: nn.Module) -> Config:
@@ -153,13 +215,21 @@ def end_ids(model: nn.Module) -> frozenset[int]:
     return frozenset(cast("list[int]", found)) if isinstance(found, (list, tuple)) else frozenset({int(found)})
 
 
-def max_positions(config: Config) -> int:
-    """Positions that the model knows. Raises ModelRefused when the configuration does not say."""
-    for field in ("max_position_embeddings", "n_positions"):
+def known_positions(config: Config) -> int | None:
+    """Positions that the model knows; None when its configuration names no limit."""
+    for field in ("max_position_embeddings", "n_positions", "max_seq_len"):
         found = getattr(config, field, None)
         if isinstance(found, int):
             return found
-    raise ModelRefused(f"{type(config).__name__} does not say how many positions the model knows")
+    return None
+
+
+def max_positions(config: Config) -> int:
+    """Positions that the model knows. Raises ModelRefused when the configuration does not say."""
+    known = known_positions(config)
+    if known is None:
+        raise ModelRefused(f"{type(config).__name__} does not say how many positions the model knows")
+    return known
 
 
 def logits_layer(model: nn.Module) -> nn.Module | None:

@@ -1,32 +1,38 @@
-"""From settings to a running model: find it, judge it, load it, size its memory.
+"""From settings to a running model: find it, judge it, load it, size its memory, try it out.
 
 `load_runner` is the one entry for the rooms above.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
 
 from foreword.base.config import CacheConfig, Config, ModelConfig
-from foreword.base.errors import ConfigError
+from foreword.base.errors import ConfigError, ModelRefused
 from foreword.runner import library
+from foreword.runner.account import open_account, plain_context
 from foreword.runner.attention.call import LayerFacts
 from foreword.runner.attention.heights import Heights, choose_heights, usual_heights
 from foreword.runner.attention.interface import attend
 from foreword.runner.attention.sdpa import SdpaBackend
 from foreword.runner.embedded import Progress, cache_folder, embedded, materialise, silent
-from foreword.runner.fingerprint import ingredients
+from foreword.runner.fingerprint import ingredients, stamps
+from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import LayerShape, lay_out
 from foreword.runner.linear import tile_linears
 from foreword.runner.memory import KVMemory, count_blocks
+from foreword.runner.plain import PlainRunner
 from foreword.runner.runner import ModelCard, ModelRunner
-from foreword.runner.suitable import refuse_unsuitable
 from foreword.runner.survey import survey
-from foreword.runner.trial import try_out
+from foreword.runner.trial import try_out, try_out_plain
+
+_log = logging.getLogger(__name__)
+_R = TypeVar("_R", ModelRunner, PlainRunner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +45,59 @@ class Loaded:
     model: nn.Module
 
 
-def load_runner(config: Config, progress: Progress = silent) -> ModelRunner:
-    """Load the model that the settings name and give it memory. Raises ModelRefused or ConfigError."""
-    runner = equip(load(config.model, progress), config.model, config.cache)
+def load_runner(config: Config, progress: Progress = silent) -> ModelRunner | PlainRunner:
+    """Load the model that the settings name and give it memory. Raises ModelRefused or ConfigError.
+
+    A model whose prefixes cannot be reused gets a plain runner, and its card says why.
+    """
+    runner = _load(config, progress)
     few = replace(config, cache=replace(config.cache, kv_cache="32"))
-    runner.load_again = lambda: load_runner(few)
+    if isinstance(runner, PlainRunner):
+        runner.load_again = lambda: _load_alike(few, PlainRunner)
+    else:
+        runner.load_again = lambda: _load_alike(few, ModelRunner)
     return runner
 
 
-def load(config: ModelConfig, progress: Progress = silent) -> Loaded:
-    """Find the model, refuse it if it is unsuitable, and load its weights."""
-    name, directory = find(config, progress)
-    device = pick_device(config)
+def _load(config: Config, progress: Progress) -> ModelRunner | PlainRunner:
+    name, directory = find(config.model, progress)
+    if (directory / "adapter_config.json").exists():
+        raise ModelRefused(f"{name}: it comes with an adapter, which is not applied here; merge it into the weights")
     settings = library.read_config(str(directory))
-    refuse_unsuitable(name, settings)
+    why, before = judge(name, settings), stamps(directory)
+    runner: ModelRunner | PlainRunner | None = None
+    if why is None:
+        try:
+            runner = equip(load(config.model, name, directory, settings), config.model, config.cache)
+        except NotReusable as found:
+            why = found.why
+    if runner is None:
+        loaded = load(config.model, name, directory, settings, attention=None)
+        runner = equip_plain(loaded, config, str(why))
+    if stamps(directory) != before:
+        raise ModelRefused(f"{name}: its files were written to while they were read; try again")
+    return runner
+
+
+def _load_alike(config: Config, kind: type[_R]) -> _R:
+    fresh = _load(config, silent)
+    if not isinstance(fresh, kind):
+        why = fresh.card.not_cacheable or "its prefixes can be reused"
+        raise ConfigError(f"{fresh.card.name}: the model that is there now is of another kind ({why}); restart")
+    return fresh
+
+
+def load(
+    config: ModelConfig,
+    name: str,
+    directory: Path,
+    settings: library.Config,
+    attention: str | None = library.ATTENTION_NAME,
+) -> Loaded:
+    """Load the weights; `attention` as in `library.load_weights`."""
+    device = pick_device(config)
     library.register_attention(attend)
-    model = library.load_weights(str(directory), pick_dtype(config, settings, device))
+    model = library.load_weights(str(directory), pick_dtype(config, settings, device), attention)
     model.eval()
     model.requires_grad_(False)
     return Loaded(name=name, directory=directory, model=model.to(device))
@@ -93,8 +136,8 @@ def pick_dtype(config: ModelConfig, settings: library.Config, device: torch.devi
 
 
 def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunner:
-    """Give a loaded model its KV memory. Raises ModelRefused when its layers do not fit."""
-    model, settings = loaded.model, library.config_of(loaded.model)
+    """Give a loaded model its KV memory. Raises NotReusable when its layers do not fit, else as `load_runner`."""
+    model = loaded.model
     facts = survey(loaded.name, model)
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"
@@ -104,26 +147,59 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
     slots = {fact.layer: slot for slot, fact in enumerate(facts)}
     backend = SdpaBackend(memory, slots, _heights(facts, weight.dtype, on_cpu=on_cpu))
-    computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype), "attention": "tiled 1"}
-    memo = cache_folder(config.cache_dir) / "digests.json"
-    card = ModelCard(
-        name=loaded.name,
-        directory=str(loaded.directory or ""),
-        device=weight.device.type,
-        dtype=str(weight.dtype).removeprefix("torch."),
+    card = replace(
+        _card(loaded, config, "tiled 1"),
         attention=backend.name,
         exact=covered and backend.exact,
-        vocab_size=int(settings.vocab_size),
-        max_context=library.max_positions(settings),
-        end_ids=library.end_ids(model),
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        flops_per_token=2 * _body_parameters(model),
+        max_context=library.max_positions(library.config_of(model)),
         flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
-        ingredients=ingredients(model, loaded.directory, memo, computing),
     )
     runner = ModelRunner(model, card, memory, backend)
     try_out(runner, model)
     return runner
+
+
+def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
+    """Serve a model one request a forward, and say so. Raises ModelRefused when it does not carry its own state."""
+    model, name = loaded.model, loaded.name
+    _log.warning("%s: prefixes are not reused, every prompt is computed whole: %s", name, why)
+    own = library.own_attention(model)
+    try:
+        account = open_account(name, model, config.cache, config.schedule)
+        card = replace(
+            _card(loaded, config.model, f"plain 1, {own}"),
+            attention=f"{own} (the model's own)",
+            exact=next(model.parameters()).device.type == "cpu",
+            max_context=plain_context(library.config_of(model), config.schedule.max_context),
+            not_cacheable=why,
+        )
+        runner = PlainRunner(model, card, account)
+        try_out_plain(runner, model)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelRefused(f"{name}: {why}; and one request a forward does not work either ({error})") from error
+    return runner
+
+
+def _card(loaded: Loaded, config: ModelConfig, attention: str) -> ModelCard:
+    """What is known of any model; how it attends is left to others, all but its ingredient."""
+    model, settings = loaded.model, library.config_of(loaded.model)
+    weight = next(model.parameters())
+    computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype), "attention": attention}
+    return ModelCard(
+        name=loaded.name,
+        directory=str(loaded.directory or ""),
+        device=weight.device.type,
+        dtype=str(weight.dtype).removeprefix("torch."),
+        attention="",
+        exact=False,
+        vocab_size=int(settings.vocab_size),
+        max_context=0,
+        end_ids=library.end_ids(model),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        flops_per_token=2 * _body_parameters(model),
+        flops_per_token_and_key=0,
+        ingredients=ingredients(model, loaded.directory, cache_folder(config.cache_dir) / "digests.json", computing),
+    )
 
 
 _DTYPES: Mapping[str, torch.dtype] = {

@@ -95,16 +95,19 @@ class KVMemory:
 
 def count_blocks(config: CacheConfig, block_bytes: int, device: torch.device) -> int:
     """How many blocks `--kv-cache` buys. Raises ConfigError when that is not even one."""
-    if config.kv_cache == "auto":
-        size = _auto_bytes(device)
-    else:
+    if config.kv_cache != "auto":
         unit, number = parse_kv_cache(config.kv_cache)
         if unit == "blocks":
             return number
-        size = number
+    size = budget_bytes(config, device)
     if size < block_bytes:
         raise ConfigError(f"kv_cache is {size} bytes; one block of this model needs {block_bytes}")
     return size // block_bytes
+
+
+def budget_bytes(config: CacheConfig, device: torch.device) -> int:
+    """Bytes that `--kv-cache` stands for; it must not be a number of blocks."""
+    return _auto_bytes(device) if config.kv_cache == "auto" else parse_kv_cache(config.kv_cache)[1]
 
 
 def _zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -50,6 +50,8 @@ class ModelCard:
     """To attend from one token to one earlier position, all layers."""
     ingredients: Mapping[str, str]
     """Everything that changes KV; see `fingerprint`."""
+    not_cacheable: str | None = None
+    """Why prefixes of this model are not reused; None where they are."""
 
 
 class ModelRunner:

@@ -11,9 +11,8 @@ from foreword.base.errors import InvariantBroken, ModelRefused
 from foreword.runner import library
 from foreword.runner.attention.call import Call, LayerFacts
 from foreword.runner.attention.interface import STEP_ARGUMENT
+from foreword.runner.kinds import LAYERS, NotReusable
 from foreword.runner.layout import LayerShape
-
-_LISTENING = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
 class _Listener:
@@ -22,6 +21,7 @@ class _Listener:
     def __init__(self) -> None:
         self.facts: list[LayerFacts] = []
         self.complaints: list[str] = []
+        self.looking_ahead: list[int] = []
 
     def attend(self, call: Call) -> Tensor:
         heads, rows, key_dim = call.query.shape
@@ -31,7 +31,7 @@ class _Listener:
             LayerFacts(layer=call.layer, heads=heads, shape=shape, sight=call.sight, scoring=call.scoring)
         )
         if not call.causal:
-            self.complaints.append(f"layer {call.layer} is not causal")
+            self.looking_ahead.append(call.layer)
         if call.strange:
             self.complaints.append(f"layer {call.layer} passes {', '.join(call.strange)}, unknown here")
         if heads % kv_heads or call.key.shape[0] != kv_heads or call.key.shape[2] != key_dim:
@@ -40,7 +40,11 @@ class _Listener:
 
 
 def survey(name: str, model: nn.Module) -> tuple[LayerFacts, ...]:
-    """Ask every layer, in the order of their indices. Raises ModelRefused with what speaks against the model."""
+    """Ask every layer, in the order of their indices.
+
+    Raises NotReusable with what speaks against keeping the model's state in blocks, and ModelRefused when it looks
+    ahead.
+    """
     listener = _Listener()
     device = next(model.parameters()).device
     tokens = torch.zeros(1, 2, dtype=torch.long, device=device)
@@ -49,14 +53,16 @@ def survey(name: str, model: nn.Module) -> tuple[LayerFacts, ...]:
         with torch.inference_mode():
             library.forward(model, tokens, positions, **{STEP_ARGUMENT: listener})
     except (InvariantBroken, TypeError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelRefused(f"{name}: its forward does not fit a ragged batch ({error})") from error
+        raise NotReusable(name, f"its forward does not fit a ragged batch ({error})") from error
+    if listener.looking_ahead:
+        raise ModelRefused(f"{name}: layers {listener.looking_ahead} look ahead (they are not causal)")
     if listener.complaints:
-        raise ModelRefused(f"{name}: {listener.complaints[0]}")
+        raise NotReusable(name, listener.complaints[0])
     seen = [fact.layer for fact in listener.facts]
     if len(set(seen)) != len(seen):
-        raise ModelRefused(f"{name}: some layer attends more than once a forward")
+        raise NotReusable(name, "some layer attends more than once a forward")
     kinds = library.layer_kinds(library.config_of(model))
-    silent = [i for i, kind in enumerate(kinds) if kind in _LISTENING and i not in seen]
+    silent = [i for i, kind in enumerate(kinds) if kind != "dummy" and kind in LAYERS and i not in seen]
     if silent or not seen:
-        raise ModelRefused(f"{name}: layers {silent} never reach transformers' AttentionInterface")
+        raise NotReusable(name, f"layers {silent} never reach transformers' AttentionInterface")
     return tuple(sorted(listener.facts, key=lambda fact: fact.layer))

@@ -1,4 +1,4 @@
-"""A trial at the start: does the model answer through paged attention as it does through the library's own?
+"""A trial at the start: does the model answer in our steps as it does by itself?
 
 What a model's configuration and calls say about it is believed only after this. One sequence is computed in two chunks
 next to another one; a model that counts positions by itself, brings a bias in a mask, or carries state from row to row
@@ -11,6 +11,8 @@ from torch import nn
 from foreword.base.errors import ModelRefused
 from foreword.base.ids import BlockId, RequestId
 from foreword.runner import library
+from foreword.runner.kinds import NotReusable
+from foreword.runner.plain import PlainRunner
 from foreword.runner.runner import ModelRunner
 from foreword.schedule.plan import Chunk, Plan
 
@@ -22,7 +24,10 @@ worse than that.
 
 
 def try_out(runner: ModelRunner, model: nn.Module) -> None:
-    """Raise ModelRefused if the two disagree. Needs a few free blocks, and skips itself where there are none."""
+    """Raise NotReusable if paged attention and the library's own disagree.
+
+    Needs a few free blocks, and skips itself where there are none.
+    """
     size = runner.block_size
     count, mate_count = -(-_LENGTH // size), -(-_MATE // size)
     if runner.num_blocks < count + mate_count:
@@ -34,13 +39,39 @@ def try_out(runner: ModelRunner, model: nn.Module) -> None:
     runner.execute(Plan(0, (Chunk(sequence, 0, tokens[:_FIRST], table[: -(-_FIRST // size)], None), mate)))
     ours = runner.logits(Plan(0, (Chunk(sequence, _FIRST, tokens[_FIRST:], table, None),))).float()
     theirs = _library_logits(model, tokens)[_FIRST:].float()
-    gap = float((ours - theirs).square().sum().sqrt() / theirs.square().sum().sqrt())
-    allowed = _TOLERANCE if next(model.parameters()).dtype == torch.float32 else _HALF_TOLERANCE
+    gap, allowed = _gap(ours, theirs), _allowed(model)
     if not gap <= allowed:
-        raise ModelRefused(
-            f"{runner.card.name}: through paged attention its logits are off by {gap:.2g} of their size, more than"
-            f" {allowed:.2g}; it does something that a ragged batch does not carry"
+        raise NotReusable(
+            runner.card.name,
+            f"through paged attention its logits are off by {gap:.2g} of their size, more than {allowed:.2g}; it does"
+            " something that a ragged batch does not carry",
         )
+
+
+def try_out_plain(runner: PlainRunner, model: nn.Module) -> None:
+    """Raise ModelRefused if an answer token by token and the same tokens in one forward disagree."""
+    tokens = tuple((7 * i + 3) % runner.card.vocab_size for i in range(_LENGTH))
+    device = next(model.parameters()).device
+    ids, positions = torch.tensor([tokens], device=device), torch.arange(_LENGTH, device=device)[None]
+    worst = 0.0
+    rows = runner.logits(tokens, prompt=_FIRST)
+    for end, ours in enumerate(rows, _FIRST):
+        with torch.inference_mode():
+            theirs, _ = library.forward_with_cache(model, ids[:, :end], positions[:, :end], None)
+        worst = max(worst, _gap(ours.float(), theirs.float()))
+    if not worst <= _allowed(model):
+        raise ModelRefused(
+            f"{runner.card.name}: token by token its logits are off by {worst:.2g} of what one forward gives; its cache"
+            " does not carry its whole state"
+        )
+
+
+def _gap(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).square().sum().sqrt() / theirs.square().sum().sqrt())
+
+
+def _allowed(model: nn.Module) -> float:
+    return _TOLERANCE if next(model.parameters()).dtype == torch.float32 else _HALF_TOLERANCE
 
 
 def _library_logits(model: nn.Module, tokens: tuple[int, ...]) -> torch.Tensor:
