@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from foreword.base.config import CacheConfig, Config, ModelConfig
+from foreword.base.config import CacheConfig, Config, DtypeName, ModelConfig
 from foreword.runner import library
 from foreword.runner.loader import load_runner
 from foreword.runner.runner import ModelRunner
@@ -19,8 +19,10 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-def _runner(dtype: str) -> ModelRunner:
-    return load_runner(Config(model=ModelConfig(dtype=dtype), cache=CacheConfig(kv_cache="192")))
+def _runner(dtype: DtypeName) -> ModelRunner:
+    runner = load_runner(Config(model=ModelConfig(dtype=dtype), cache=CacheConfig(kv_cache="192")))
+    assert isinstance(runner, ModelRunner)
+    return runner
 
 
 @pytest.fixture(scope="session")

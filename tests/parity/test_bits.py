@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-import transformers as t
 
 from foreword.runner.runner import ModelRunner
 from tests.parity.desk import Desk, Line, random_tokens
-from tests.runner.models import CONFIGS, build, runner_around
+from tests.runner.models import CONFIGS, build, runner_around, t
 
 CUTS: tuple[tuple[int, ...], ...] = (
     (128, 77),

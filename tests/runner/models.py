@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-import transformers as t
+import transformers
 from torch import nn
 
 from foreword.base.config import CacheConfig, ModelConfig
@@ -13,6 +13,9 @@ from foreword.runner import library
 from foreword.runner.attention.interface import attend
 from foreword.runner.loader import Loaded, equip
 from foreword.runner.runner import ModelRunner
+
+t: Any = transformers
+"""The library with its types off: configurations are made from tables here."""
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 512,
@@ -81,7 +84,7 @@ def own_logits(model: nn.Module, tokens: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
 
-def own_answer(model: nn.Module, tokens: list[int], count: int) -> list[int]:
+def own_answer(model: Any, tokens: list[int], count: int) -> list[int]:
     """The library's own greedy answer."""
     ids = torch.tensor([tokens])
     with torch.inference_mode():

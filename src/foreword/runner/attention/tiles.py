@@ -64,16 +64,14 @@ def cut(segment: Segment, sight: Sight, block_size: int) -> tuple[Tile, ...]:
 def key_blocks(tile: int, sight: Sight, block_size: int) -> tuple[int, int]:
     """First block and number of blocks of keys for all rows of a tile."""
     first = sight.first_key(tile * TILE) // block_size
-    until = -(-(tile + 1) * TILE // block_size)
-    return first, _round_up(until - first, block_size)
+    return first, -(-_round_up((tile + 1) * TILE - first * block_size) // block_size)
 
 
-def _round_up(blocks: int, block_size: int) -> int:
+def _round_up(keys: int) -> int:
     """Fewer distinct extents, so that decoding rows of different lengths share a product; at most a quarter more."""
-    tiles = -(-blocks * block_size // TILE)
+    tiles = -(-keys // TILE)
     step = max(1, 1 << max(0, (tiles - 1).bit_length() - 3))
-    tiles = -(-tiles // step) * step
-    return -(-tiles * TILE // block_size)
+    return -(-tiles // step) * step * TILE
 
 
 def table(segment: Segment, first: int, count: int, null_block: int) -> tuple[int, ...]:
