@@ -324,7 +324,7 @@ class Scheduler:
     def abort(self, plan: Plan, error: str, now: float) -> Outcome:
         """Disbelieve a step and all later ones: their requests hold nothing afterwards and will run alone, in turn.
 
-        A request that was the only one of the failed plan has failed alone: it ends with the error.
+        A request that was running alone for that reason has failed alone: it ends with the error.
         """
         if not self._flights or self._flights[0].plan is not plan:
             raise InvariantBroken(f"plan {plan.step} is to be aborted but is not the oldest in flight")
@@ -338,7 +338,7 @@ class Scheduler:
                 self._let_go(request)
             else:
                 self._park(request)
-        alone = len(plan.chunks) == 1
+        alone = bool(self._suspects) and self._suspects[0].id == plan.chunks[0].request
         failed = [request for c in plan.chunks if (request := touched[c.request]).finish is None]
         if alone and failed:
             self._end(failed[0], "error")
