@@ -11,7 +11,6 @@ from foreword.server.openai.requests import ChatMessage, ChatRequest, Completion
 from foreword.server.wire import CacheWish
 from tests.architecture.source import PACKAGE, ROOT
 
-
 FORMS = (
     ChatRequest,
     CompletionRequest,

@@ -15,9 +15,7 @@ from tests.text.embedded import embedded_directory
 
 __all__ = ["embedded_directory"]
 
-PROMPT = (
-    "Once upon a time there was a small model whose weights were drawn by chance, and nobody knew what it said."
-)
+PROMPT = "Once upon a time there was a small model whose weights were drawn by chance, and nobody knew what it said."
 
 
 def write(folder: Path, seed: int, *, layers: int = 2) -> None:

@@ -237,3 +237,14 @@ def test_one_request_alone_can_fill_the_pool(max_tokens: int) -> None:
     house.drain()
     assert house.tokens("a") == answer([1, 2, 3], max_tokens)
     assert house.preemptions == 0
+
+
+@pytest.mark.parametrize("prompt", [3, 5, 17, 20, 22])
+def test_a_request_as_large_as_the_pool_runs_although_it_could_reuse_a_tail(prompt: int) -> None:
+    house = House(6)
+    house.add("a", [1, 2, 3, 4, 5], max_tokens=1)
+    house.drain()
+    tokens = [1, 2, 3, *[6] * 19][:prompt]
+    house.add("b", tokens, max_tokens=24 - prompt)
+    house.drain()
+    assert house.tokens("b") == answer(tokens, 24 - prompt)

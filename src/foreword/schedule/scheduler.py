@@ -15,7 +15,7 @@ all later ones. Rules that are kept here (numbers as in docs/design.md, section 
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import PENDING_TOKEN, BlockHash, BlockId, RequestId
@@ -243,7 +243,16 @@ class Scheduler:
         copies = cache.reserve(lease, start, start + tokens) if room else None
         if copies is None:
             cache.release(lease)
-            return False
+            if self._running or start == matched * cache.block_size:
+                return False
+            # Alone and still no room: the tail of the match takes a block besides its copy. Do without the tail.
+            lease = cache.acquire(request.chain, replace(reach, read_tokens=matched * cache.block_size))
+            start = lease.matched_tokens
+            tokens = grant(start, len(request.chain) - start, draft.spare, cache.block_size)
+            copies = cache.reserve(lease, start, start + tokens)
+            if copies is None:
+                cache.release(lease)
+                return False
         self._waiting.remove(request)
         self._running.add(request)
         request.lease = lease
