@@ -15,7 +15,7 @@ CUTS: tuple[tuple[int, ...], ...] = (
     (64, 64, 64, 13),
     (203, 2),
     (197, 8),
-    (180, *(1,) * 25),
+    (188, *(1,) * 8, 9),
     (37, 37, 37, 37, 37, 20),
     (64, 1, 1, 1, 100, 16, 22),
     (1, 1, 1, 1, 201),
@@ -86,11 +86,11 @@ def test_other_widths(heads: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_embedded_in_bfloat16(embedded_bf16: ModelRunner) -> None:
-    hold(embedded_bf16, CUTS)
+    hold(embedded_bf16, CUTS[::2])
 
 
 def test_embedded_in_float32(embedded_fp32: ModelRunner) -> None:
-    hold(embedded_fp32, CUTS[1::3])
+    hold(embedded_fp32, CUTS[4:6])
 
 
 def test_long_rows(embedded_bf16: ModelRunner) -> None:

@@ -89,3 +89,23 @@ def test_odd_block_sizes(size: int) -> None:
     tokens = random_tokens(150, seed=1)
     theirs = own_logits(model, tokens)
     assert gap(desk.whole(desk.open(tokens), [31, 1, 100, 18]), theirs) < CLOSE
+
+
+def test_groups_are_split_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few sequences are gathered at once, and whether masks are stacked before or after, bits are the same."""
+    from foreword.runner.attention import sdpa
+
+    runner = runner_around(build(CONFIGS["mistral"]()), blocks=64)
+    prompts = [random_tokens(40 + i, seed=i) for i in range(7)]
+
+    def rows() -> torch.Tensor:
+        desk = Desk(runner)
+        lines = [desk.open(prompt) for prompt in prompts]
+        desk.logits([(line, 38) for line in lines])
+        return torch.cat(desk.logits([(line, 2) for line in lines]))
+
+    usual = rows()
+    monkeypatch.setattr(sdpa, "_GATHER_BYTES", 1)
+    assert torch.equal(rows(), usual)
+    monkeypatch.setattr(sdpa, "_STACKED_MASK_BYTES", 0)
+    assert torch.equal(rows(), usual)

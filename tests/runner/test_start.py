@@ -113,11 +113,11 @@ def test_no_room_for_a_trial() -> None:
 
 
 def test_heights() -> None:
-    assert usual_heights(9, 3, exact=True).allowed == (3, 16, 64)
-    assert usual_heights(4, 4, exact=True).allowed == (8, 16, 64)
-    assert usual_heights(64, 2, exact=True).allowed == (1, 16, 64)
+    assert usual_heights(9, 3, exact=True).allowed == (3, 16, 32, 64)
+    assert usual_heights(4, 4, exact=True).allowed == (8, 16, 32, 64)
+    assert usual_heights(64, 2, exact=True).allowed == (1, 16, 32, 64)
     heights = usual_heights(9, 3, exact=True)
-    assert [heights.of(count) for count in (1, 3, 4, 16, 17, 64)] == [3, 3, 16, 16, 64, 64]
+    assert [heights.of(count) for count in (1, 3, 4, 16, 17, 33)] == [3, 3, 16, 16, 32, 64]
     assert [ALONE.of(count) for count in (1, 64)] == [64, 64]
 
 

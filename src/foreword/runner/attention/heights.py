@@ -16,7 +16,7 @@ from foreword.runner.attention.tiles import TILE
 
 _LEAST_ROWS = 8
 """Stacked rows of a product at least; fewer are computed by other kernels."""
-_MIDDLE = 16
+_MIDDLE = (16, 32)
 _TRIAL_KEYS = (64, 320, 960)
 """torch's kernel takes at most 512 keys at a time: these make pieces of 64, 320, 512 and 448."""
 _TRIAL_SEQUENCES, _TRIAL_HEADS = 3, 4
@@ -45,7 +45,7 @@ ALONE = Heights(allowed=(TILE,), grouped=0, exact=True)
 def usual_heights(heads: int, kv_heads: int, *, exact: bool) -> Heights:
     """Few rows for decoding, some for a tail, a whole tile for a prefill."""
     few = -(-_LEAST_ROWS // (heads // kv_heads))
-    return Heights(allowed=tuple(sorted({few, _MIDDLE, TILE})), grouped=few, exact=exact)
+    return Heights(allowed=tuple(sorted({few, *_MIDDLE, TILE})), grouped=few, exact=exact)
 
 
 def choose_heights(facts: LayerFacts, dtype: torch.dtype) -> Heights:

@@ -7,7 +7,7 @@ never repeated.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,10 @@ from foreword.runner.attention.product import attend_product
 from foreword.runner.attention.tiles import Segment, Tile, cut, table
 from foreword.runner.layout import Piece
 from foreword.runner.memory import KVMemory
+
+_GATHER_BYTES = 64 * 2**20
+"""Keys and values of one layer that are gathered at once for sequences that share a product."""
+_STACKED_MASK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class _Slice:
     """One product of n sequences, each with `height` rows and as many keys as the mask is wide."""
 
     mask: Tensor
-    """[n, 1, group * height, keys] in the model's dtype: 0 where visible, -inf elsewhere."""
+    """[n, 1, height, keys] in the model's dtype: 0 where visible, -inf elsewhere; repeated already for each query head
+    of a group while that is small.
+    """
     height: int
     first_key: int
     """Where its keys begin in the gathered ones."""
@@ -162,11 +168,22 @@ class SdpaStep:
                 self._slice([tile], tile.first_block - first, heights.of(tile.count), (sight, stack)) for tile in tiles
             )
             groups.append(self._group([table(segment, first, until - first, null)], slices))
-        for members in together.values():
+        for members in self._few_at_a_time(together.values()):
             tables = [table(segment, tile.first_block, tile.num_blocks, null) for segment, tile in members]
             piece = self._slice([tile for _, tile in members], 0, heights.grouped, (sight, stack))
             groups.append(self._group(tables, (piece,)))
         return tuple(groups)
+
+    def _few_at_a_time(self, alike: Iterable[list[tuple[Segment, Tile]]]) -> Iterator[list[tuple[Segment, Tile]]]:
+        """Split groups whose gathered keys and values would take too much memory."""
+        layout, element = self._memory.layout, self._memory.buffer.element_size()
+        pairs = zip(layout.keys, layout.values, strict=True)
+        widest = max(key.heads * key.dim + value.heads * value.dim for key, value in pairs)
+        for members in alike:
+            each = members[0][1].num_blocks * layout.block_size * widest * element
+            most = max(1, _GATHER_BYTES // each)
+            for first in range(0, len(members), most):
+                yield members[first : first + most]
 
     def _group(self, tables: list[tuple[int, ...]], slices: tuple[_Slice, ...]) -> _Group:
         return _Group(torch.tensor(tables, device=self._memory.buffer.device), slices)
@@ -182,7 +199,9 @@ class SdpaStep:
         keys = torch.tensor([[tile.first_block * size] for tile in tiles]) + torch.arange(tiles[0].num_blocks * size)
         mask = torch.zeros(len(tiles), height, keys.shape[1], dtype=buffer.dtype)
         mask.masked_fill_(~sight.visible(queries, keys), float("-inf"))
-        mask = mask.repeat(1, stack, 1)[:, None].to(buffer.device)
+        if mask.nbytes * stack <= _STACKED_MASK_BYTES:
+            mask = mask.repeat(1, stack, 1)
+        mask = mask[:, None].to(buffer.device)
         if len(tiles) == 1 and tiles[0].count == height:
             return _Slice(mask, height, skip * size, _Run(tiles[0].row))
         rows = (torch.tensor([[tile.row] for tile in tiles]) + clipped).reshape(-1).to(buffer.device)
@@ -203,7 +222,8 @@ def _attend_slice(call: Call, piece: _Slice, keys: Tensor, values: Tensor, out: 
         case _Scattered(take):
             query = call.query.index_select(1, take)
     query = query.view(kv_heads, group, n, height, dim).permute(2, 0, 1, 3, 4)
-    mixed = attend_product(call.scoring, query, keys, values, piece.mask).permute(0, 3, 1, 2, 4)
+    mask = piece.mask if piece.mask.shape[2] == group * height else piece.mask.repeat(1, 1, group, 1)
+    mixed = attend_product(call.scoring, query, keys, values, mask).permute(0, 3, 1, 2, 4)
     match piece.rows:
         case _Run(begin):
             out[begin : begin + height].view(1, height, kv_heads, group, -1).copy_(mixed)
