@@ -245,7 +245,14 @@ async def test_views(red: httpx.AsyncClient, boss: httpx.AsyncClient, house: Hou
         "max_context": 260,
     }
     view = (await red.get("/v1/cache")).json()
-    facts = {"object": "cache", "model": "tiny", "enabled": True, "cacheable": True, "block_size": 4}
+    facts = {
+        "object": "cache",
+        "model": "tiny",
+        "enabled": True,
+        "cacheable": True,
+        "not_cacheable": None,
+        "block_size": 4,
+    }
     assert view == {**facts, **own}
     assert (await red.get("/v1/cache?tenant=red")).json() == view
     assert (await boss.get("/v1/cache?tenant=red")).json() == view

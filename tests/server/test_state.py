@@ -38,6 +38,7 @@ async def test_cache(client: httpx.AsyncClient, world: World) -> None:
         "model": "tiny",
         "enabled": True,
         "cacheable": True,
+        "not_cacheable": None,
         "block_size": 4,
         "blocks": {"capacity": 10, "free": 5, "cached": 3, "held": 2},
         "capacity_tokens": 40,

@@ -3,6 +3,7 @@
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
@@ -53,7 +54,8 @@ class Serve:
             assembly = assemble(config, tell, metrics, None if keys is None else keys.keys.shares())
             mark_heads(assembly.operator, heads)
         app = create_app(serving(assembly, metrics, keys))
-        Thread(target=_say_what_is_served, args=(console, assembly, listener), daemon=True).start()
+        tenants = None if keys is None else sorted(keys.keys.tenants)
+        Thread(target=_say_what_is_served, args=(console, assembly, listener, tenants), daemon=True).start()
         with suppress(KeyboardInterrupt):  # the web server has stopped, and passes on the signal that stopped it
             listener.run(app)
         # Whoever waited for an answer has it, or has gone.
@@ -61,7 +63,9 @@ class Serve:
         return 0
 
 
-def _say_what_is_served(console: Console, assembly: Assembly, listener: "Listener") -> None:
+def _say_what_is_served(
+    console: Console, assembly: Assembly, listener: "Listener", tenants: Sequence[str] | None
+) -> None:
     """Once it is true: a script that reads the last line may send its first request, or its first signal."""
     while not listener.started:
         time.sleep(0.01)
@@ -71,11 +75,18 @@ def _say_what_is_served(console: Console, assembly: Assembly, listener: "Listene
     pool = (
         f"{state['num_blocks']:,} blocks of {state['block_size']} tokens = {state['kv_tokens']:,} tokens, {gib:.2f} GiB"
     )
-    lines = (
+    why = assembly.card.not_cacheable
+    if why is not None:
+        pool = f"up to {state['num_blocks']:,} requests at once, {gib:.2f} GiB"
+    lines = [
         f"[bold]{state['model']}[/] on {state['device']}, {state['dtype']}, attention {state['attention']}",
         f"Cache {cache}: {pool}; context {state['max_context']:,} tokens",
+        *(() if why is None else (f"[yellow]Prefixes of this model are not reused:[/] {why}",)),
         f"[green]Listening on {listener.url}[/] (Ctrl-C stops)",
-    )
+    ]
+    if tenants is not None:
+        num_public = assembly.operator.num_public_blocks
+        lines.insert(2, f"Keys for {len(tenants)} tenants ({', '.join(tenants)}); public heads of {num_public} blocks")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 

@@ -114,8 +114,8 @@ class Service:
     config: Config
     effective: Callable[[], Mapping[str, Setting]]
     """What the settings have become (every `auto` resolved), for `GET /v1/cache`."""
-    cacheable: bool = True
-    """Whether prefixes of this model can be reused."""
+    not_cacheable: str | None = None
+    """Why prefixes of this model cannot be reused; None where they can."""
     keys: KeyFile | None = None
     """Who may come in. None: everybody, as one tenant."""
 
@@ -133,6 +133,7 @@ def serving(assembly: Assembly, metrics: Metrics, keys: KeyFile | None = None) -
         models=(name,) if asked is None or asked == name else (name, asked),
         config=assembly.config,
         effective=lambda: assembly.effective,
+        not_cacheable=assembly.card.not_cacheable,
         keys=keys,
     )
 

@@ -1,7 +1,7 @@
 """What the server says about itself: `GET /health`, `/ready`, `/metrics` and `/v1/cache`."""
 
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
@@ -67,6 +67,8 @@ class CacheFacts(Reply):
     """Whether prefixes are reused: the setting, and that no fault has shut the cache."""
     cacheable: bool
     """Whether this model's prefixes can be."""
+    not_cacheable: str | None
+    """Why not, where they cannot."""
     block_size: int
 
 
@@ -118,7 +120,8 @@ async def get_cache(request: Request, tenant: str | None = None) -> CacheState |
     facts = {
         "model": service.models[0],
         "enabled": state.caching,
-        "cacheable": service.cacheable,
+        "cacheable": service.not_cacheable is None,
+        "not_cacheable": service.not_cacheable,
         "block_size": service.limits.block_size,
     }
     if tenant is None and who.admin:
@@ -130,7 +133,7 @@ async def get_cache(request: Request, tenant: str | None = None) -> CacheState |
     return TenantCache(**facts, **_tenant(name, service, state).model_dump())
 
 
-def _whole(service: Service, state: EngineState, facts: dict[str, str | bool | int]) -> CacheState:
+def _whole(service: Service, state: EngineState, facts: dict[str, Any]) -> CacheState:
     pool = state.pool
     names = None if service.keys is None else sorted(service.keys.keys.tenants)
     return CacheState.model_validate(
