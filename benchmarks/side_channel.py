@@ -11,7 +11,8 @@ Each try: the victim sends a prompt that nobody sent before. Then, in random ord
 
 AUC is the chance that a time of one arm is longer than a time of another: 0.5 tells the two apart not at all, 0 or 1
 always. Between the attacker's arms it has to be near 0.5, and between `own` and `random` near 0: or the prompts were
-too short to tell anything, and the first number proves nothing. The exit status says whether both hold.
+too short, or the machine too busy, to tell anything, and the first number proves nothing. The exit status says whether
+both hold.
 """
 
 import argparse
@@ -128,9 +129,9 @@ def main() -> int:
         print(f"{arm:8} TTFT {1000 * median:6.1f} ms (median)   cached {cached:6.1f}   computed {computed:6.1f} (mean)")
     times = {arm: [sent.ttft_s for sent in all_sent] for arm, all_sent in found.items()}
     leak, control = auc(times["guess"], times["random"]), auc(times["own"], times["random"])
-    print(f"AUC guess against random {leak:.3f} (0.4 to 0.6 is wanted), own against random {control:.3f} (below 0.1)")
+    print(f"AUC guess against random {leak:.3f} (0.4 to 0.6 is wanted), own against random {control:.3f} (below 0.2)")
     hits = sum(sent.cached_tokens for sent in found["guess"])
-    return 0 if abs(leak - 0.5) < 0.1 and control < 0.1 and not hits else 1
+    return 0 if abs(leak - 0.5) < 0.1 and control < 0.2 and not hits else 1
 
 
 if __name__ == "__main__":

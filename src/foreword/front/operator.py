@@ -81,8 +81,8 @@ class Operator:
                     f" {self.max_public_blocks} are allowed, a quarter of the pool. Remove another one first.",
                     field=_field(head),
                 )
-            self._heads.append(head)
             self._engine.share(public)  # first the cache, or the first to compute the head could not store it
+            self._heads.append(head)
             self._front.served = replace(served, space=replace(served.space, public=public))
             return measured
 
