@@ -59,9 +59,12 @@ class Running:
 
 
 @contextmanager
-def running(cache: CacheConfig, schedule: ScheduleConfig, keys: KeyFile | None = None) -> Iterator[Running]:
-    """Serve the embedded model on a free port."""
-    config = Config(model=ModelConfig(device="cpu"), cache=cache, schedule=schedule, server=ServerConfig(port=0))
+def running(
+    cache: CacheConfig, schedule: ScheduleConfig, keys: KeyFile | None = None, model: str | None = None
+) -> Iterator[Running]:
+    """Serve a model, or else the embedded one, on a free port."""
+    settings = ModelConfig(model=model, device="cpu")
+    config = Config(model=settings, cache=cache, schedule=schedule, server=ServerConfig(port=0))
     metrics = Metrics()
     assembly = assemble(config, observer=metrics, shares=None if keys is None else keys.keys.shares())
     listener = Listener(config.server, drain_s=5)

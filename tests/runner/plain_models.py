@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers as t
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
-from torch import nn
 
 from foreword.runner import library
 from foreword.runner.kinds import rope_border
+from tests.runner.models import t
 
 VOCABULARY = 512
 BORDER = 64
@@ -109,7 +108,7 @@ CONFIGS: Mapping[str, Callable[[], Any]] = {
 """By what speaks against reuse: a running sum, a convolution, both with attention, angles, an attention of its own."""
 
 
-def build(family: str) -> nn.Module:
+def build(family: str) -> Any:
     """A random model whose answers depend on every token: random weights of the usual size make them all alike."""
     torch.manual_seed(0)
     with library.quiet():
@@ -120,7 +119,7 @@ def build(family: str) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def answer(model: nn.Module, tokens: Sequence[int], count: int) -> list[int]:
+def answer(model: Any, tokens: Sequence[int], count: int) -> list[int]:
     """The library's own greedy answer of a model that has seen nothing before.
 
     Without its cache for longrope: older releases lose the prompt where the angles change.
@@ -140,12 +139,13 @@ def answer(model: nn.Module, tokens: Sequence[int], count: int) -> list[int]:
     return out[0, len(tokens) :].tolist()
 
 
-def save(model: nn.Module, folder: Path) -> Path:
-    """A model directory as any other, with a tokenizer that knows the words `t0`, `t1`, ..."""
+def save(model: Any, folder: Path) -> Path:
+    """A model directory as any other, with a tokenizer that knows the words `t0`, `t1`, ... and a chat template."""
     with library.quiet():
         model.save_pretrained(folder)
     made = Tokenizer(tokenizer_models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.decoder = decoders.WordPiece(prefix="", cleanup=False)
-    t.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
+    template = "{% for message in messages %}t3 {{ message.content }} {% endfor %}t4"
+    t.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template).save_pretrained(folder)
     return folder
