@@ -21,6 +21,7 @@ from foreword.front.bounds import Bounds
 from foreword.front.front import Front, Served
 from foreword.front.operator import Operator
 from foreword.schedule.admission import Limits, limits
+from foreword.schedule.audit import Auditor
 from foreword.schedule.scheduler import Scheduler
 from foreword.text.tokenizer import Tokenizer
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from foreword.runner.runner import ModelCard, ModelRunner
 
 _log = logging.getLogger(__name__)
+
+_AUDIT_TOLERANCE = 0.05
+"""Relative error of a block that an audit lets pass where a hit may differ from a miss in its last bits: bfloat16 has
+eight bits of precision, and rounding adds up over the layers. A wrong block is off by its own size."""
 
 Progress = Callable[[str], None]
 """Is told in words what is going on, once for each thing that takes long."""
@@ -83,6 +88,7 @@ class Assembly:
             "kv_tokens": self.limits.num_blocks * self.limits.block_size,
             "kv_bytes": self.limits.num_blocks * self.block_bytes,
             "max_context": self.limits.max_context,
+            "exact": self.card.exact,
             "root": self.root.hex(),
         }
 
@@ -108,13 +114,21 @@ def assemble(
     from foreword.runner.loader import load_runner  # torch: seconds
 
     runner = load_runner(config, progress)
+    if config.cache.exact and not runner.card.exact:
+        raise ConfigError(
+            f"exact: with {runner.card.name} on {runner.card.device} ({runner.card.attention}, {runner.card.dtype})"
+            " a hit is not proven to give the same bits as a miss; leave --exact out, or run a dense model on a CPU"
+        )
     tokenizer = Tokenizer(runner.card.directory)
     tokenizer.load()
     room = _with_shares(_limits(config, runner), shares, public=runner.card.not_cacheable is None)
     cache = PrefixCache(runner.num_blocks, runner.block_size, off=_off(config, runner.card), shares=room.shares)
     schedule = config.schedule
-    scheduler = Scheduler(cache, max_batch_tokens=_step(config, runner), max_running=schedule.max_running)
-    engine = Engine(scheduler, runner, MonotonicClock(), observer or Nobody())
+    auditor = _auditor(config, runner.card, cache)
+    scheduler = Scheduler(
+        cache, max_batch_tokens=_step(config, runner), max_running=schedule.max_running, auditor=auditor
+    )
+    engine = Engine(scheduler, runner, MonotonicClock(), observer or Nobody(), auditor)
     worker = Worker(engine, room, max_live=schedule.max_running + schedule.max_waiting)
     front = Front(worker, _served(runner, tokenizer, room))
 
@@ -168,6 +182,14 @@ def _off(config: Config, card: "ModelCard") -> Reason | None:
     if card.not_cacheable is not None:
         return "model_not_cacheable"
     return None
+
+
+def _auditor(config: Config, card: "ModelCard", cache: PrefixCache) -> Auditor | None:
+    """Who recomputes a share of the hits, if anybody."""
+    if not config.cache.audit or cache.off is not None:
+        return None
+    tolerance = 0.0 if card.exact else _AUDIT_TOLERANCE
+    return Auditor(cache, share=config.cache.audit, tolerance=tolerance, max_tokens=config.schedule.max_batch_tokens)
 
 
 def _step(config: Config, runner: "ModelRunner | PlainRunner") -> int:

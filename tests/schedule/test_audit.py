@@ -108,6 +108,16 @@ def test_work_comes_first_and_finds_nothing_held() -> None:
     assert house.cache.state().held == 0
 
 
+def test_an_audit_never_stands_in_the_way_of_a_request_that_needs_the_room() -> None:
+    house = House(blocks=8)
+    house.ask([*HEAD, 1])
+    house.ask([*HEAD, 2])
+    assert house.engine.step() is not None
+    assert house.cache.state().held == 2
+    prompt = [6, 5] * 14  # with its answer it takes the whole pool
+    assert house.ask(prompt)[0] == answer(prompt, 3)
+
+
 def test_what_was_flushed_is_not_audited() -> None:
     house = House()
     house.ask([*HEAD, 1])

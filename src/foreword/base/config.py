@@ -50,12 +50,19 @@ class CacheConfig:
     """Reuse prefixes. Off: every prompt is computed whole."""
     block_size: int = 16
     """Tokens in a block, the grain of sharing."""
+    exact: bool = False
+    """Refuse to start unless a hit is proven to give the same bits as a miss on this machine."""
+    audit: float = 0.0
+    """Share of hits, 0 to 1, that is recomputed when there is nothing else to do and compared; wrong ones leave the
+    cache."""
     kv_cache: str = "auto"
     """Memory for KV: a size (2GiB, 500MB) or a bare number of blocks (64). auto: a share of what is free."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= 256:
             raise ConfigError(f"block_size is {self.block_size}; it must be between 1 and 256")
+        if not 0 <= self.audit <= 1:
+            raise ConfigError(f"audit is {self.audit}; it is a share of hits, between 0 and 1")
         if self.kv_cache != "auto":
             parse_kv_cache(self.kv_cache)
 

@@ -33,11 +33,11 @@ class Engine:
     def step(self) -> Outcome | None:
         """Do one step. None: there is nothing to compute."""
         start = self.clock.now()
+        if self.auditor is not None and self.scheduler.busy:
+            self.auditor.rest()  # before planning: whoever wants something may need its blocks
         plan = self.scheduler.plan(start)
         if plan is None:
             return self._audit()
-        if self.auditor is not None:
-            self.auditor.rest()
         before = self.clock.now()
         try:
             result = self.runner.execute(plan)

@@ -125,7 +125,8 @@ def cache_argument(model_class: type[nn.Module]) -> str | None:
 def load_weights(model: str, dtype: torch.dtype, attention: str | None = ATTENTION_NAME) -> nn.Module:
     """Build the model from a local directory or hub id. Raises ModelRefused.
 
-    `attention` is ours, or one of the library's; None leaves the choice to the library.
+    `attention` is ours, or one of the library's; None leaves the choice to the library. The weights are copied out of
+    the files: mapped ones would change under a running model, and its cache, when somebody writes into a file.
     """
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
@@ -133,6 +134,8 @@ def load_weights(model: str, dtype: torch.dtype, attention: str | None = ATTENTI
             loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
                 model, dtype=dtype, trust_remote_code=False, **chosen
             )
+            for weight in cast(nn.Module, loaded).parameters():
+                weight.data = weight.data.clone()
     except Exception as error:
         raise ModelRefused(f"{model}: {_first_line(error)}") from error
     return cast(nn.Module, loaded)
