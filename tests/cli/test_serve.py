@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -37,10 +38,10 @@ class Server:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
-    def wait_until_running(self) -> None:
+    def wait_until_running(self, num: int = 1) -> None:
         while True:
             with urllib.request.urlopen(f"{self.url}/v1/cache", timeout=60) as answer:
-                if json.load(answer)["requests"]["running"]:
+                if json.load(answer)["requests"]["running"] == num:
                     return
             time.sleep(0.02)
 
@@ -76,7 +77,8 @@ def test_says_its_state_then_drains_when_terminated(server: Server) -> None:
     assert server.process.wait(20) == 0
 
 
-def test_the_second_interrupt_leaves_at_once(server: Server) -> None:
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_leaves_at_once_even_if_a_client_never_reads(server: Server, name: signal.Signals) -> None:
     broken: list[Exception] = []
 
     def ask() -> None:
@@ -87,12 +89,17 @@ def test_the_second_interrupt_leaves_at_once(server: Server) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    server.wait_until_running()
-    server.process.send_signal(signal.SIGINT)
-    server.wait_for("Waiting for")
-    start = time.monotonic()
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(10) == 0
-    assert time.monotonic() - start < 5
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        body = json.dumps({"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 20})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        deaf.sendall((head + body).encode())
+        server.wait_until_running(2)
+        server.process.send_signal(name)
+        server.wait_for("Stopping: 2 requests are under way")
+        server.process.send_signal(name)
+        assert server.process.wait(10) == 0
     asking.join()
     assert broken
+    assert server.process.stdout is not None
+    assert server.process.stdout.read() == "Stopped.\n"

@@ -1,7 +1,10 @@
 """`foreword serve`: load, listen, serve; drain on the first Ctrl-C, leave on the second."""
 
+import asyncio
 import logging
+import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -56,11 +59,32 @@ class Serve:
         app = create_app(serving(assembly, metrics, keys))
         tenants = None if keys is None else sorted(keys.keys.tenants)
         Thread(target=_say_what_is_served, args=(console, assembly, listener, tenants), daemon=True).start()
-        with suppress(KeyboardInterrupt):  # the web server has stopped, and passes on the signal that stopped it
-            listener.run(app)
+        with suppress(KeyboardInterrupt):  # a signal in the moment between the web server's end and here
+            listener.run(app, lambda: _say_that_it_stops(console, assembly, listener))
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_IGN)  # the end is near, whoever asks for it again
         # Whoever waited for an answer has it, or has gone.
         assembly.close(drain=False, timeout_s=_LEAVE_S)
+        console.print("Stopped.")
         return 0
+
+
+def _say_that_it_stops(console: Console, assembly: Assembly, listener: "Listener") -> None:
+    state = assembly.worker.state()
+    num = state.running + state.waiting
+    under_way = {0: "no request is under way", 1: "1 request is under way"}.get(num, f"{num} requests are under way")
+    console.print(f"Stopping: {under_way} (Ctrl-C again leaves at once)", highlight=False, soft_wrap=True)
+    Thread(target=_leave_when_forced, args=(assembly, listener), daemon=True).start()
+
+
+def _leave_when_forced(assembly: Assembly, listener: "Listener") -> None:
+    """The last resort after a second signal, for a thread that hangs and would be waited for."""
+    while not listener.forced:
+        time.sleep(0.05)
+    time.sleep(_LEAVE_S)
+    assembly.close(drain=False, timeout_s=_LEAVE_S)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _say_what_is_served(
@@ -95,13 +119,12 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("foreword").setLevel(logging.INFO)
     web = logging.getLogger("uvicorn.error")
-    web.setLevel(logging.INFO)
-    web.addFilter(_tells_of_stopping)
+    web.addFilter(_is_a_fault)
 
 
-def _tells_of_stopping(record: logging.LogRecord) -> bool:
-    """Warnings, and of what the web server says besides only what a person who stops it wants to know."""
-    return record.levelno >= logging.WARNING or record.getMessage().startswith("Waiting for")
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """Not one that the web server makes of a request that was cut short when a person stopped it."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ Bounded by construction: it holds at most one event per token the request may ge
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from threading import Event, Lock
 
 from foreword.base.ids import RequestId
@@ -58,10 +59,15 @@ class Stream:
         loop = asyncio.get_running_loop()
         while True:
             ready = asyncio.Event()
-            events = self.take(lambda ready=ready: loop.call_soon_threadsafe(ready.set))
+            events = self.take(lambda ready=ready: _set_on(loop, ready))
             if not events:
                 await ready.wait()
             for event in events:
                 yield event
                 if event.finish is not None:
                     return
+
+
+def _set_on(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more, and the engine serves others
+        loop.call_soon_threadsafe(ready.set)

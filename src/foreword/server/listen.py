@@ -5,12 +5,15 @@ listener.run(app)              serves in the calling thread until `stop` or a si
 listener.stop()                from any thread
 """
 
+import asyncio
 import ipaddress
 import signal
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,9 +24,44 @@ from foreword.base.errors import ConfigError
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
+_TICK_S = 0.05
+_UNWIND_S = 1.0
+"""Seconds that requests get to notice that their connection was cut."""
+
+
+def _nothing() -> None:
+    pass
+
 
 class _Server(uvicorn.Server):
-    """uvicorn that returns after a signal, where its own raises it again and ends the process before the engine."""
+    """uvicorn that returns after a signal, where its own raises it again and ends the process before the engine.
+
+    The second signal, of either kind, cuts all connections: requests then end as when their client hangs up.
+    """
+
+    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop at the first signal, leave at the second."""
+        del sig, frame
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish what is under way, or stop waiting for it: a connection that nobody reads would wait for ever."""
+        self._stopping()
+        patient = asyncio.create_task(super().shutdown(sockets))
+        while not patient.done() and not self.force_exit:
+            await asyncio.wait((patient,), timeout=_TICK_S)
+        if self.force_exit:
+            patient.cancel()
+            for connection in list(self.server_state.connections):
+                cast(Any, connection).transport.abort()
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks.copy(), timeout=_UNWIND_S)
+        await asyncio.gather(patient, return_exceptions=self.force_exit)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -71,10 +109,15 @@ class Listener:
         """Whether requests are being answered."""
         return self._server is not None and self._server.started
 
-    def run(self, app: ASGIApp) -> None:
+    @property
+    def forced(self) -> bool:
+        """Whether a second signal came."""
+        return self._server is not None and self._server.force_exit
+
+    def run(self, app: ASGIApp, stopping: Callable[[], None] = _nothing) -> None:
         """Serve until stopped, then finish what is under way. In the main thread SIGINT and SIGTERM stop it.
 
-        A second SIGINT leaves requests unfinished.
+        A second one leaves requests unfinished. `stopping` is called once no new connection is taken.
         """
         config = uvicorn.Config(
             app,
@@ -86,7 +129,7 @@ class Listener:
             lifespan="off",
             timeout_graceful_shutdown=self._drain_s,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, stopping)
         self._server.should_exit = self._stopped
         self._server.run(sockets=[self._socket])
 
