@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import PENDING_TOKEN, BlockHash, BlockId, RequestId
-from foreword.base.params import FinishReason
+from foreword.base.params import FinishReason, Reach
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import Flushed, PrefixCache
@@ -235,24 +235,14 @@ class Scheduler:
         matched = cache.match(request.chain, reach)
         if self._claimed(request, matched * cache.block_size):
             return True
-        lease = cache.acquire(request.chain, reach)
-        start = lease.matched_tokens
-        tokens = grant(start, len(request.chain) - start, draft.spare, cache.block_size)
-        whole = -(-(len(request.chain) + 1) // cache.block_size)
-        room = tokens > 0 and (not self._running or whole - matched <= cache.num_available(lease.tenant))
-        copies = cache.reserve(lease, start, start + tokens) if room else None
-        if copies is None:
-            cache.release(lease)
-            if self._running or start == matched * cache.block_size:
-                return False
+        held = self._hold(request, reach, draft.spare)
+        if held is None and not self._running:
             # Alone and still no room: the tail of the match takes a block besides its copy. Do without the tail.
-            lease = cache.acquire(request.chain, replace(reach, read_tokens=matched * cache.block_size))
-            start = lease.matched_tokens
-            tokens = grant(start, len(request.chain) - start, draft.spare, cache.block_size)
-            copies = cache.reserve(lease, start, start + tokens)
-            if copies is None:
-                cache.release(lease)
-                return False
+            held = self._hold(request, replace(reach, read_tokens=matched * cache.block_size), draft.spare)
+        if held is None:
+            return False
+        lease, tokens, copies = held
+        start = lease.matched_tokens
         self._waiting.remove(request)
         self._running.add(request)
         request.lease = lease
@@ -268,6 +258,20 @@ class Scheduler:
         draft.spare -= tokens
         self._give(request, lease, tokens, copies, draft)
         return True
+
+    def _hold(self, request: Request, reach: Reach, spare: int) -> tuple[Lease, int, tuple[Copy, ...]] | None:
+        """A lease over the request's match, the tokens it gets and room to write them; None if that cannot be now."""
+        cache, chain = self.cache, request.chain
+        lease = cache.acquire(chain, reach)
+        start = lease.matched_tokens
+        tokens = grant(start, len(chain) - start, spare, cache.block_size)
+        whole = -(-(len(chain) + 1) // cache.block_size) - start // cache.block_size
+        room = tokens > 0 and (not self._running or whole <= cache.num_available(lease.tenant))
+        copies = cache.reserve(lease, start, start + tokens) if room else None
+        if copies is None:
+            cache.release(lease)
+            return None
+        return lease, tokens, copies
 
     def _give(self, request: Request, lease: Lease, tokens: int, copies: tuple[Copy, ...], draft: _Draft) -> None:
         """Write the chunk into the draft and claim the blocks that it computes."""
