@@ -12,7 +12,12 @@ from tests.text.samples import texts
 
 def pieces(tokenizer: Tokenizer, ids: Iterable[int], *, continues: bool = False) -> list[str]:
     detokenizer = Detokenizer(tokenizer.vocabulary, continues=continues)
-    return [*(detokenizer.push(token) for token in ids), detokenizer.finish()]
+    return [detokenizer.push(token) for token in ids]
+
+
+def is_whole(text: str, decoded: str) -> bool:
+    """Whether it is all that the tokenizer's own decode gives, or all but the open character at the end."""
+    return decoded in (text, text + "\ufffd")
 
 
 @given(text=texts)
@@ -20,7 +25,7 @@ def test_text_comes_back_whole(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     got = pieces(tokenizer, ids)
     whole = tokenizer.decode(ids)  # not always the text: this model's vocabulary lacks some bytes
-    assert "".join(got) == whole
+    assert is_whole("".join(got), whole)
     if "\ufffd" not in whole:
         assert not any("\ufffd" in piece for piece in got)
 
@@ -28,30 +33,29 @@ def test_text_comes_back_whole(tokenizer: Tokenizer, text: str) -> None:
 @given(ids=st.lists(st.one_of(st.integers(0, 49151), st.integers(0, 300)), max_size=40))
 def test_any_ids_give_what_the_tokenizer_gives(tokenizer: Tokenizer, ids: list[int]) -> None:
     # Random ids cut characters anywhere and hold special tokens; the tokenizer's own decode is the judge.
-    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+    assert is_whole("".join(pieces(tokenizer, ids)), tokenizer.decode(ids))
 
 
 def test_every_token_alone_and_after_another(tokenizer: Tokenizer) -> None:
     for token in range(tokenizer.size):
-        assert "".join(pieces(tokenizer, [token])) == tokenizer.decode([token])
+        assert is_whole("".join(pieces(tokenizer, [token])), tokenizer.decode([token]))
 
 
 def test_a_character_over_several_tokens_comes_with_its_last_one(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("\U00012000")
     assert len(ids) > 1
     got = pieces(tokenizer, ids)
-    assert got == [""] * (len(ids) - 1) + ["\U00012000", ""]
+    assert got == [""] * (len(ids) - 1) + ["\U00012000"]
 
 
-def test_an_open_character_at_the_end_is_one_replacement(tokenizer: Tokenizer) -> None:
+def test_an_open_character_at_the_end_is_dropped(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("ok\U00012000")[:-1]
-    got = pieces(tokenizer, ids)
-    assert got[-1] == "\ufffd"
-    assert "".join(got) == tokenizer.decode(ids) == "ok\ufffd"
+    assert "".join(pieces(tokenizer, ids)) == "ok"
+    assert tokenizer.decode(ids) == "ok\ufffd"
 
 
 def test_special_and_unknown_ids_are_no_text(tokenizer: Tokenizer) -> None:
-    assert pieces(tokenizer, [0, 1, 2, 10**6]) == [""] * 5
+    assert pieces(tokenizer, [0, 1, 2, 10**6]) == [""] * 4
 
 
 @given(text=st.text(alphabet=" athehelloworld.,你好x😀\nα", max_size=30))

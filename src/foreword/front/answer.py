@@ -96,8 +96,6 @@ class Answer:
         sample = event.sample
         text = "" if sample is None else self._text_of(sample.token)
         finish, usage = event.finish, self._usage if first_news or event.finish else None
-        if finish is not None and not self._stops.stopped:
-            text += self._stops.push(self._detokenizer.finish())
         if self._stops.stopped and finish != "error":
             # The engine may be tokens ahead of the text; the caller's account ends where the caller's text does.
             usage = None if self._usage is None else replace(self._usage, completion_tokens=self._num_tokens)

@@ -4,9 +4,10 @@
     bytes   "a"| " b" | E4  | BD  | A0  |          from the vocabulary's table
     text    "a"| " b" | ""  | ""  | "你"|          what a UTF-8 decoder lets go of
 
-The pieces, joined, are what the tokenizer makes of the whole list. One exception, by choice: where a sentencepiece
-tokenizer's run of byte tokens is not valid UTF-8, the tokenizer replaces the run's valid characters too; here they
-stay, because they were sent already.
+The pieces, joined, are what the tokenizer makes of the whole list, with two exceptions, by choice. A character that is
+still open at the end is dropped, where the tokenizer shows a U+FFFD: an answer that its limit cuts off ends before it.
+And where a sentencepiece tokenizer's run of byte tokens is not valid UTF-8, the tokenizer replaces the run's valid
+characters too; here they stay, because they were sent already.
 """
 
 from codecs import getincrementaldecoder
@@ -35,7 +36,3 @@ class Detokenizer:
             return ""
         self._at_start = False
         return self._utf8.decode(self._vocabulary.first(token))
-
-    def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character that never got all its bytes, else nothing."""
-        return self._utf8.decode(b"", final=True)
