@@ -1,41 +1,51 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from foreword.runner.linear import TiledLinear, TileRule, choose_tiles, pad_rows, tile_linears
+from foreword.runner import linear as linear_module
+from foreword.runner.linear import Menu, Portion, PortionedLinear, choose_menu, pad_rows, portion_linears
 from tests.runner.models import CONFIGS, build
 
-RULES = st.one_of(st.sampled_from([192, 128, 64, 48, 32, 16]).map(TileRule), st.just(TileRule(16, fixed=True)))
+
+def menu(*sizes: int) -> Menu:
+    """A menu of these sizes; those over 50 are taken turned."""
+    return Menu(tuple(Portion(size, turned=size > 50) for size in sizes))
 
 
-@given(count=st.integers(1, 2000), rule=RULES)
-def test_products_have_allowed_widths_and_cover_all_rows(count: int, rule: TileRule) -> None:
-    padded = rule.pad(count)
-    bounds = list(rule.cut(padded))
-    assert padded - count < 16
-    assert [first for first, _ in bounds] == [0, *(until for _, until in bounds[:-1])]
-    assert bounds[-1][1] == padded
-    assert {until - first for first, until in bounds} <= set(rule.widths())
+MENUS = st.sampled_from([menu(16), menu(4, 8, 16, 32), menu(4, 8, 16, 32, 64, 128), menu(4, 16, 256, 1024)])
+
+
+@given(count=st.integers(1, 3000), menu=MENUS)
+def test_portions_hold_all_rows_and_waste_little(count: int, menu: Menu) -> None:
+    portions = list(menu.cut(count))
+    assert set(portions) <= set(menu.portions)
+    room = sum(portion.rows for portion in portions)
+    assert sum(portion.rows for portion in portions[:-1]) < count <= room
+    assert room - count <= max(16, count / 8)
 
 
 @given(count=st.integers(1, 5000))
 def test_a_padded_batch_needs_no_more_padding(count: int) -> None:
-    assert pad_rows(pad_rows(count)) == pad_rows(count) >= count
+    padded = pad_rows(count)
+    assert pad_rows(padded) == padded >= count
+    for lesser in (menu(4, 8, 16), menu(4, 8, 16, 32, 64), menu(4, 8, 16, 32, 64, 128, 256)):
+        assert sum(portion.rows for portion in lesser.cut(padded)) == padded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rule", [TileRule(64), TileRule(16, fixed=True)])
-def test_it_computes_what_it_stands_in_for(dtype: torch.dtype, bias: bool, rule: TileRule) -> None:
+@pytest.mark.parametrize("menu", [menu(4, 8, 16, 32, 64), menu(16)])
+def test_it_computes_what_it_stands_in_for(dtype: torch.dtype, bias: bool, menu: Menu) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(96, 160, bias=bias).to(dtype).requires_grad_(False)
-    tiled = TiledLinear(linear, rule)
+    ours = PortionedLinear(linear, menu)
     x = torch.randn(2, 101, 96).to(dtype)
-    assert tiled(x).shape == (2, 101, 160)
-    assert torch.allclose(tiled(x), linear(x), atol=1e-5 if dtype == torch.float32 else 0.05)
-    assert tiled(x[:, :0]).shape == (2, 0, 160)
+    for rows in (x, x[:, :1], x[:, :33]):
+        assert ours(rows).shape == (*rows.shape[:2], 160)
+        assert torch.allclose(ours(rows), linear(rows), atol=1e-5 if dtype == torch.float32 else 0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -43,29 +53,43 @@ def test_it_computes_what_it_stands_in_for(dtype: torch.dtype, bias: bool, rule:
 def test_a_row_has_the_same_bits_among_any_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     linear = nn.Linear(shape[1], shape[0], bias=False).to(dtype).requires_grad_(False)
-    tiled = TiledLinear(linear, choose_tiles(linear.weight))
-    x = torch.randn(400, shape[1]).to(dtype)
-    whole = tiled(x)
-    for count in (1, 2, 3, 5, 9, 16, 17, 40, 63, 65, 100, 129, 191, 193, 257, 399):
-        assert torch.equal(tiled(x[:count]), whole[:count])
-        assert torch.equal(tiled(x[400 - count :]), whole[400 - count :])
+    ours = PortionedLinear(linear, choose_menu(linear.weight))
+    x = torch.randn(1100, shape[1]).to(dtype)
+    whole = ours(x)
+    for count in (1, 2, 3, 5, 9, 16, 17, 40, 63, 65, 100, 129, 257, 400, 513, 700, 1024, 1099):
+        assert torch.equal(ours(x[:count]), whole[:count])
+        assert torch.equal(ours(x[1100 - count :]), whole[1100 - count :])
 
 
 @settings(max_examples=8)
 @given(st.integers(0, 1000))
 def test_the_trial_is_repeatable(seed: int) -> None:
     torch.manual_seed(seed)
-    assert choose_tiles(torch.randn(64, 128)) == choose_tiles(torch.randn(64, 128))
+    assert choose_menu(torch.randn(64, 128)) == choose_menu(torch.randn(64, 128))
 
 
 def test_a_models_linears_are_all_replaced() -> None:
     model = build(CONFIGS["llama"]())
     names = set(model.state_dict())
-    assert tile_linears(model)
+    assert portion_linears(model)
     assert set(model.state_dict()) == names
     assert not any(type(module) is nn.Linear for module in model.modules())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "deepseek_v3"])
 def test_weights_elsewhere_are_owned_up_to(family: str) -> None:
-    assert not tile_linears(build(CONFIGS[family]()))
+    assert not portion_linears(build(CONFIGS[family]()))
+
+
+def test_what_differs_is_struck_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that sums in another order from 200 rows on."""
+    real = F.linear
+
+    def moody(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if max(x.shape[0], weight.shape[0]) < 200:
+            return real(x, weight)
+        half = x.shape[1] // 2
+        return real(x[:, :half], weight[:, :half]) + real(x[:, half:], weight[:, half:])
+
+    monkeypatch.setattr(linear_module.F, "linear", moody)
+    assert max(portion.rows for portion in choose_menu(torch.zeros(96, 192)).portions) == 128

@@ -2,17 +2,15 @@
 
 A matrix library picks its blocking, and with it the order of its sums, by the shape of a product. So a row multiplied
 among 30 others may differ in its last bit from the same row among 300, and a prompt computed after a cache hit from
-the same prompt computed whole. Two measures take the shape out of it:
+the same prompt computed whole. Here rows are multiplied in portions of few sizes, and `choose_menu` tries every size
+with each weight's shape on the machine at hand: what is not equal in every bit to products of 16 rows is struck off.
 
-- The product is taken as `weight @ x.T`: the long sides are then the weight's, which never change, and the number of
-  rows is only the width of the right-hand side, on which the order of sums hardly ever depends.
-- Rows are multiplied in tiles, and a tile is padded to one of few widths. `choose_tiles` tries all of those widths
-  with each weight's shape on the machine at hand, and takes the largest tile for which they all give the same bits.
-
-If a shape has no such tile, each product gets exactly as many rows as any other, which is equal by construction.
+A portion can be taken in two ways, `x @ weight.T` and `(weight @ x.T).T`. In the second the long sides are the
+weight's, which never change, and the number of rows is only the width of the right-hand side, on which the order of
+sums hardly ever depends; the first saves turning the result around. Both are tried.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,118 +20,136 @@ from torch import Tensor, nn
 
 _SMALL = (4, 8)
 _GRAIN = 16
-_MIDDLE = 64
-_TILES = (192, 128, 64, 48, 32, 16)
+_SIZES = (*_SMALL, _GRAIN, 32, 64, 128, 256, 512, 768, 1024)
+_TURNED_BELOW = 64
+"""Portions of fewer rows are faster the second way."""
+_TRIAL_ELEMENTS = 2**31
+"""Rows of the largest size tried, times elements of the weight: a large weight gains nothing from a large portion."""
+_LOGITS_OUTPUTS, _LOGITS_ROWS = 16384, 64
+"""A layer with that many outputs makes logits: only the rows that sample reach it, so small portions will do."""
 _DISTINCT_OUTPUTS = 256
-_MANY_OUTPUTS = 16384
-"""From here on a layer is the one that makes logits: only the rows that sample reach it, so small tiles will do."""
 
 
 @dataclass(frozen=True, slots=True)
-class TileRule:
-    """How the rows of one shape of weight are multiplied."""
+class Portion:
+    """One product."""
 
     rows: int
-    """Rows in one product at most."""
-    fixed: bool = False
-    """Every product has exactly `rows` rows."""
+    turned: bool
+    """Taken as `(weight @ x.T).T`."""
 
-    def widths(self) -> tuple[int, ...]:
-        """Every number of rows that a product may have."""
-        if self.fixed:
-            return (self.rows,)
-        return (
-            *_SMALL,
-            *range(_GRAIN, min(self.rows, _MIDDLE) + 1, _GRAIN),
-            *((self.rows,) if self.rows > _MIDDLE else ()),
-        )
 
-    def pad(self, count: int) -> int:
-        """The number of rows that `count` rows are padded to, so that `cut` has only allowed widths."""
-        return -(-count // self.rows) * self.rows if self.fixed else pad_rows(count)
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """The products that may be used for one shape of weight, by rising number of rows."""
 
-    def cut(self, count: int) -> Iterator[tuple[int, int]]:
-        """Bounds of the products for `count` padded rows: as many whole tiles as fit, then smaller ones."""
-        row = 0
-        while row < count:
-            left = count - row
-            width = self.rows if left >= self.rows else min(left, _MIDDLE)
-            yield row, row + width
-            row += width
+    portions: tuple[Portion, ...]
+
+    def cut(self, count: int) -> Iterator[Portion]:
+        """Portions that together hold `count` rows; only the last may have room to spare."""
+        left = count
+        while left > 0:
+            portion = self._next(left)
+            yield portion
+            left -= portion.rows
+
+    def _next(self, left: int) -> Portion:
+        """One that takes all that is left and wastes little, else the largest that is filled."""
+        enough = next((portion for portion in self.portions if portion.rows >= left), None)
+        if enough is not None and (enough.rows <= 2 * _GRAIN or 8 * enough.rows <= 9 * left):
+            return enough
+        return next((portion for portion in reversed(self.portions) if portion.rows <= left), self.portions[0])
 
 
 def pad_rows(count: int) -> int:
-    """The number of rows that a batch of `count` rows is padded to: 4, 8, or a multiple of 16."""
-    for small in _SMALL:
-        if count <= small:
-            return small
-    return -(-count // _GRAIN) * _GRAIN
+    """The number of rows that a batch of `count` rows is padded to, once for all its layers.
+
+    Every size is a sum of smaller ones, so a layer that lacks some sizes pads no further.
+    """
+    return sum(portion.rows for portion in Menu(tuple(Portion(size, turned=False) for size in _SIZES)).cut(count))
 
 
-class TiledLinear(nn.Module):
+class PortionedLinear(nn.Module):
     """Stands in for an `nn.Linear`, sharing its parameters."""
 
-    def __init__(self, linear: nn.Linear, rule: TileRule) -> None:
+    def __init__(self, linear: nn.Linear, menu: Menu) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = cast("nn.Parameter | None", linear.bias)
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self.rule = rule
+        self.menu = menu
 
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., in_features] to [..., out_features]."""
-        rows = x.reshape(-1, self.in_features)
-        out = multiply(rows, self.weight, self.rule)
+        out = multiply(x.reshape(-1, self.in_features), self.weight, self.menu)
         if self.bias is not None:
             out += self.bias
         return out.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """Shown when the model is printed."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, rule={self.rule}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, menu={self.menu}"
 
 
-def multiply(x: Tensor, weight: Tensor, rule: TileRule) -> Tensor:
-    """`x @ weight.T` by tiles of rows: x [rows, in], weight [out, in] -> [rows, out]."""
+def multiply(x: Tensor, weight: Tensor, menu: Menu) -> Tensor:
+    """`x @ weight.T`, portion by portion: x [rows, in], weight [out, in] -> [rows, out]."""
     count = x.shape[0]
-    padding = rule.pad(count) - count
+    portions = tuple(menu.cut(count))
+    padding = sum(portion.rows for portion in portions) - count
     if padding:
         x = F.pad(x, (0, 0, 0, padding))
-    bounds = tuple(rule.cut(count + padding))
-    if len(bounds) == 1:
-        return F.linear(weight, x).t()[:count].contiguous()
+    if len(portions) == 1:
+        return _product(x, weight, portions[0])[:count].contiguous()
     out = x.new_empty(count + padding, weight.shape[0])
-    for first, until in bounds:
-        out[first:until] = F.linear(weight, x[first:until]).t()
+    first = 0
+    for portion in portions:
+        until = first + portion.rows
+        out[first:until] = _product(x[first:until], weight, portion)
+        first = until
     return out[:count]
 
 
-def tile_linears(model: nn.Module) -> bool:
-    """Put a `TiledLinear` in the place of each `nn.Linear` of a model.
+def _product(x: Tensor, weight: Tensor, portion: Portion) -> Tensor:
+    return F.linear(weight, x).t() if portion.turned else F.linear(x, weight)
+
+
+def portion_linears(model: nn.Module) -> bool:
+    """Put a `PortionedLinear` in the place of each `nn.Linear` of a model.
 
     Returns whether that covers every product with a weight: False where a model keeps weights elsewhere (a mixture's
     experts, for one), whose rows may then still depend on how many there are.
     """
-    rules: dict[tuple[torch.Size, torch.dtype], TileRule] = {}
+    menus: dict[tuple[torch.Size, torch.dtype], Menu] = {}
     for parent, name, linear in list(_linears(model)):
         key = (linear.weight.shape, linear.weight.dtype)
-        rule = rules.get(key)
-        if rule is None:
-            rule = rules[key] = choose_tiles(linear.weight)
-        setattr(parent, name, TiledLinear(linear, rule))
+        menu = menus.get(key)
+        if menu is None:
+            menu = menus[key] = choose_menu(linear.weight)
+        setattr(parent, name, PortionedLinear(linear, menu))
     return all(_is_covered(module) for module in model.modules())
 
 
-def choose_tiles(weight: Tensor) -> TileRule:
-    """The largest tile with which every width gives the same bits here, for weights of this shape and dtype."""
-    tiles = _TILES if weight.shape[0] < _MANY_OUTPUTS else (_GRAIN,)
-    stand_in, x = _cancelling(weight, tiles[0])
-    for rows in tiles:
-        rule = TileRule(rows)
-        if _agree(x, rule, lambda part: F.linear(stand_in, part)):
-            return rule
-    return TileRule(_GRAIN, fixed=True)
+def choose_menu(weight: Tensor) -> Menu:
+    """All products that give the same bits here as one of 16 rows, for weights of this shape and dtype."""
+    most = _LOGITS_ROWS if weight.shape[0] >= _LOGITS_OUTPUTS else max(_LOGITS_ROWS, _TRIAL_ELEMENTS // weight.numel())
+    sizes = [size for size in _SIZES if size <= most]
+    stand_in, x = _cancelling(weight, sizes[-1])
+    wanted = torch.cat([F.linear(stand_in, part) for part in _split(x)], dim=1).t()
+    portions: list[Portion] = []
+    for size in sizes:
+        ways = (Portion(size, turned=True), Portion(size, turned=False))
+        for way in ways if size < _TURNED_BELOW else reversed(ways):
+            # The first 16 rows make the standard; all others are compared at the other end of the product.
+            if size == _GRAIN or torch.equal(_product(x[-size:], stand_in, way), wanted[-size:]):
+                portions.append(way)
+                break
+    return Menu(tuple(portions))
+
+
+def _split(x: Tensor) -> Iterator[Tensor]:
+    for row in range(0, x.shape[0], _GRAIN):
+        yield x[row : row + _GRAIN]
 
 
 def _cancelling(weight: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -154,16 +170,6 @@ def _cancelling(weight: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return repeated.contiguous(), x.to(weight)
 
 
-def _agree(x: Tensor, rule: TileRule, product: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a row has the same bits in products of every width of a rule, wherever in the product it stands."""
-    whole = torch.cat([product(x[row : row + rule.rows]) for row in range(0, x.shape[0], rule.rows)], dim=1)
-    for width in rule.widths():
-        parts = [product(x[row : row + width]) for row in (0, x.shape[0] - width)]
-        if not (torch.equal(parts[0], whole[:, :width]) and torch.equal(parts[1], whole[:, -width:])):
-            return False
-    return True
-
-
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -173,6 +179,6 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
 
 
 def _is_covered(module: nn.Module) -> bool:
-    if isinstance(module, (TiledLinear, nn.Embedding)):
+    if isinstance(module, (PortionedLinear, nn.Embedding)):
         return True
     return all(parameter.dim() < 2 for parameter in module.parameters(recurse=False))

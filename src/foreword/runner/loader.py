@@ -24,7 +24,7 @@ from foreword.runner.embedded import Progress, cache_folder, embedded, materiali
 from foreword.runner.fingerprint import ingredients, stamps
 from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import LayerShape, lay_out
-from foreword.runner.linear import tile_linears
+from foreword.runner.linear import portion_linears
 from foreword.runner.memory import KVMemory, count_blocks
 from foreword.runner.plain import PlainRunner
 from foreword.runner.runner import ModelCard, ModelRunner
@@ -141,7 +141,7 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     facts = survey(loaded.name, model)
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"
-    covered = tile_linears(model) if on_cpu else False
+    covered = portion_linears(model) if on_cpu else False
     layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
     memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
