@@ -1,8 +1,10 @@
 import multiprocessing
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from transformers import modeling_gguf_pytorch_utils
 
 from foreword.base.errors import ModelRefused
 from foreword.runner import library
@@ -123,3 +125,18 @@ def test_names() -> None:
     assert embedded(None) is EMBEDDED[0] is SMOLLM2
     assert embedded("SmolLM2-135M-Instruct") is SMOLLM2
     assert embedded("someone/else") is None
+
+
+def test_reading_a_gguf_draws_no_bar(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    reader = cast(Any, modeling_gguf_pytorch_utils)
+
+    def read(*arguments: object, **further: object) -> None:
+        assert list(reader.tqdm([1, 2], desc="Converting")) == [1, 2]
+        raise LookupError
+
+    monkeypatch.setattr(library.AutoModelForCausalLM, "from_pretrained", read)
+    bar = reader.tqdm
+    with pytest.raises(LookupError):
+        library.convert_gguf("folder", "tiny.gguf", "target")
+    assert reader.tqdm is bar
+    assert capfd.readouterr() == ("", "")

@@ -58,9 +58,9 @@ def test_identity_does_not_go_by_name(saved: Path, tmp_path: Path) -> None:
     assert run(moved, tmp_path, "float32").ingredients != first
 
 
-@pytest.mark.parametrize("name", ["no/such-model", "no-such-model", "./not/here", "a b c"])
+@pytest.mark.parametrize("name", ["no/such-model", "no-such-model", "./not/here", "no/such/dir", "a b c"])
 def test_a_model_that_is_not_there(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="neither a directory nor a hub model"):
+    with pytest.raises(ModelRefused, match="is neither a directory here nor a hub model"):
         run(name, tmp_path)
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from foreword.assemble import Progress as Tell
 
@@ -19,7 +20,12 @@ def loading(console: Console, first: str) -> Generator[Tell]:
         console.print(first, highlight=False, soft_wrap=True)
         yield lambda text: console.print(text, highlight=False, soft_wrap=True)
         return
-    columns = (SpinnerColumn(finished_text="[green]✓[/]"), TextColumn("{task.description}"), TimeElapsedColumn())
+    whole = Column(overflow="fold")  # a long path goes on in the next line
+    columns = (
+        SpinnerColumn(finished_text="[green]✓[/]"),
+        TextColumn("{task.description}", table_column=whole),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         lines = _Lines(progress)
         lines.tell(first)

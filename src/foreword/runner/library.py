@@ -13,6 +13,7 @@ from typing import Any, cast
 import huggingface_hub
 import torch
 import transformers
+from huggingface_hub import errors
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as _logging
@@ -64,9 +65,16 @@ def snapshot(model: str) -> str:
     """
     try:
         return cast(str, cast(Any, huggingface_hub).snapshot_download(model, allow_patterns=list(_WANTED)))
+    except errors.GatedRepoError as error:
+        raise ModelRefused(f"{model}: the hub gives it only to those who have accepted its terms") from error
+    except (errors.HFValidationError, errors.RepositoryNotFoundError) as error:
+        raise ModelRefused(f"{model} is neither a directory here nor a hub model's name") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        why = "a hub model that was fetched before, and the hub cannot be reached"
+        raise ModelRefused(f"{model} is neither a directory here nor {why}") from error
     except Exception as error:  # the client, the network and the hub each raise their own
         raise ModelRefused(
-            f"{model} is neither a directory nor a hub model that can be had: {_first_line(error)}"
+            f"{model} is neither a directory here nor a hub model that can be had: {_first_line(error)}"
         ) from error
 
 
@@ -251,7 +259,7 @@ def convert_gguf(folder: str, file: str, target: str) -> None:
     The library dequantises while reading, then still believes the model to be quantised and refuses to save it; the
     quantiser is taken off because the weights are dense by then. Raises ModelRefused when they are not.
     """
-    with quiet():
+    with quiet(), _no_bar_of_its_own():
         model = cast(Any, AutoModelForCausalLM).from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16)
         if not all(weight.is_floating_point() for weight in model.parameters()):
             raise ModelRefused(f"{file}: its weights stayed packed; only dense ones can be converted")
@@ -262,6 +270,24 @@ def convert_gguf(folder: str, file: str, target: str) -> None:
         model.save_pretrained(target)
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, gguf_file=file)
         tokenizer.save_pretrained(target)
+
+
+@contextmanager
+def _no_bar_of_its_own() -> Generator[None]:
+    """Silence the bar that reading a GGUF draws past the library's own switch."""
+    from transformers import modeling_gguf_pytorch_utils
+
+    reader = cast(Any, modeling_gguf_pytorch_utils)
+    before, reader.tqdm = getattr(reader, "tqdm", None), _unseen
+    try:
+        yield
+    finally:
+        reader.tqdm = before
+
+
+def _unseen(items: Iterable[object], *arguments: object, **further: object) -> Iterable[object]:
+    del arguments, further
+    return items
 
 
 def _first_line(error: Exception) -> str:
