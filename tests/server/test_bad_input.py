@@ -57,6 +57,8 @@ COMMON: list[tuple[dict[str, Any], int, str, str]] = [
     ({"presence_penalty": 0.5}, 400, "presence_penalty", "not supported"),
     ({"frequency_penalty": -1}, 400, "frequency_penalty", "not supported"),
     ({"logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
+    ({"prefix_length": 1}, 422, "prefix_length", 'prefix_length: unknown field; it goes into cache: {"prefix_length"'),
+    ({"zebra": 1}, 422, "zebra", "zebra: unknown field; GET /openapi.json has all that are known"),
     ({"temperatur": 1}, 422, "temperatur", "did you mean 'temperature'?"),
     ({"cache": {"raport": True}}, 422, "cache.raport", "did you mean 'report'?"),
     ({"cache": {"ttl": 300}}, 400, "cache.ttl", "not supported"),
@@ -94,7 +96,7 @@ async def test_fields_of_both_routes(
         ({"prompt": [[]]}, 400, "prompt.0", "at least 1 item"),
         ({"prompt": ["a", ""]}, 400, "prompt.1", "at least 1 character"),
         ({"prompt": ["a", 5]}, 400, "prompt.1", "valid string"),
-        ({"prompt": ["a"] * 129}, 400, "prompt", "at most 128 items"),
+        ({"prompt": ["a"] * 129}, 400, "prompt", "prompt has too many items: at most 128"),
         ({"prompt": [1, 2, "x"]}, 400, "prompt.2", "valid integer"),
         ({"prompt": [1, -2]}, 400, "prompt.1", "greater than or equal to 0"),
         ({"prompt": [1, 2**40]}, 400, "prompt.1", "less than"),
@@ -121,7 +123,7 @@ async def test_completions(
 @pytest.mark.parametrize(
     ("fields", "status", "param", "text"),
     [
-        ({"messages": []}, 400, "messages", "at least 1 item"),
+        ({"messages": []}, 400, "messages", "messages is empty: give at least 1 item"),
         ({"messages": "hi"}, 400, "messages", "valid list"),
         ({"messages": [5]}, 400, "messages.0", "valid"),
         ({"messages": [{"role": "user"}]}, 400, "messages.0.content", "missing"),

@@ -53,3 +53,9 @@ async def test_a_prefix_beyond_the_prompt_is_a_422(client: httpx.AsyncClient) ->
 @pytest.mark.parametrize("body", [{}, {"prompt": ""}, {"prompt": [1, 2]}, {"prompt": "a", "max_tokens": 0}])
 async def test_bad_bodies(client: httpx.AsyncClient, body: object) -> None:
     assert (await client.post("/chat", json=body)).status_code == 400
+
+
+async def test_what_other_routes_do_is_said(client: httpx.AsyncClient) -> None:
+    response = await client.post("/chat", json={"prompt": "a b c", "stream": True})
+    assert response.status_code == 422
+    assert "use /v1/completions or /v1/chat/completions" in response.json()["error"]["message"]

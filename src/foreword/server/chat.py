@@ -1,5 +1,8 @@
 """`POST /chat`: the plain form. A prompt in, its answer and what the cache did for it out."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -16,6 +19,12 @@ from foreword.server.wire import CacheReport, NumTokens, PrefixLength, Reply, Te
 
 class PlainRequest(Wire):
     """A prompt, taken raw and tokenised as `/v1/completions` does."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "stream": "use /v1/completions or /v1/chat/completions to stream",
+        "messages": "use /v1/chat/completions",
+        "cache": "prefix_length is a field of its own here, and the report always comes",
+    }
 
     prompt: Text
     prefix_length: PrefixLength | None = None

@@ -100,6 +100,8 @@ def refusal_of_validation(error: ValidationError) -> Refusal:
     if kind == "missing":
         return Refusal(status=400, message=f"{field} is missing", code="missing_field", field=field)
     code = kind if kind == "unsupported_value" else "invalid_value"
+    if kind in ("too_short", "too_long"):
+        return Refusal(status=400, message=f"{field} {_wrong_length(context)}", code=code, field=field)
     message = f"{field or 'The body'} is {_shown(first['input'])}: {_lower(first['msg'])}"
     return Refusal(status=400, message=message, code=code, field=field)
 
@@ -177,6 +179,13 @@ def _shown(value: object) -> str:
     if isinstance(value, (bool, int, float)) or value is None:
         return json.dumps(value)
     return {"dict": "an object", "list": "a list"}.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def _wrong_length(context: Mapping[str, Any]) -> str:
+    if "max_length" in context:
+        return f"has too many items: at most {context['max_length']} may be given"
+    least = context["min_length"]
+    return f"is empty: give at least {least} item" if least == 1 else f"has too few items: give at least {least}"
 
 
 def _lower(text: str) -> str:

@@ -4,6 +4,7 @@ Reading is strict twice over: a field that is not known is refused by name, and 
 instead of being bent into shape. Nothing that a caller wrote is silently ignored.
 """
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
@@ -20,6 +21,11 @@ from pydantic_core import PydanticCustomError
 
 from foreword.front.bounds import MAX_TEMPERATURE, MAX_TOKENS
 
+_ALIKE = 0.75
+"""How alike an unknown name and a known one must be for the one to be a slip of the other; 1 is the same."""
+_FEW = 12
+"""So many known names are listed when none is alike."""
+
 
 class Wire(BaseModel):
     """A JSON object that a caller sends."""
@@ -29,6 +35,8 @@ class Wire(BaseModel):
     telling: ClassVar[str | None] = None
     """A field whose value says what kind of object this is: when it is of no kind we know, that is the complaint, not
     the fields that belong to that kind."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Fields that are looked for here, and where to go with them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,7 +48,7 @@ class Wire(BaseModel):
         known = cls.model_fields
         for name in given:
             if name not in known:
-                raise cls._wrong_kind(given) or _unknown(name[:100], list(known))
+                raise cls._wrong_kind(given) or _unknown(name[:100], list(known), cls.elsewhere.get(name))
         return given
 
     @classmethod
@@ -63,13 +71,13 @@ class Reply(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-def _unknown(name: str, known: list[str]) -> PydanticCustomError:
-    close = get_close_matches(name, known, n=1, cutoff=0.0)
-    return PydanticCustomError(
-        "unknown_field",
-        "unknown field; did you mean '{closest}'?",
-        {"name": name, "closest": close[0] if close else ""},
-    )
+def _unknown(name: str, known: list[str], hint: str | None) -> PydanticCustomError:
+    close = get_close_matches(name, known, n=1, cutoff=_ALIKE)
+    if hint is None and close:
+        hint = f"did you mean '{close[0]}'?"
+    if hint is None:
+        hint = f"known are {', '.join(known)}" if len(known) <= _FEW else "GET /openapi.json has all that are known"
+    return PydanticCustomError("unknown_field", "unknown field; {hint}", {"name": name, "hint": hint})
 
 
 def only(neutral: str) -> WrapValidator:

@@ -9,7 +9,7 @@ Every field of their form stands here as one of three kinds:
 Where we differ on purpose: `max_tokens` left out means what is left of the context, on both routes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -79,6 +79,11 @@ class StreamOptions(Wire):
 
 class GenerationRequest(Wire):
     """What both routes share."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "prefix_length": 'it goes into cache: {"prefix_length": ...}',
+        "report": 'it goes into cache: {"report": true}',
+    }
 
     model: str | None = None
     """One of `GET /v1/models`; left out, the model that is served."""
