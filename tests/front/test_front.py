@@ -1,5 +1,8 @@
 """From an ask to a submission: ids, chain, times."""
 
+import pytest
+
+from foreword.base.errors import RequestError
 from foreword.cache.identity import Chain, Space
 from foreword.front.ask import Ask, Caller, Conversation
 from foreword.front.front import Front
@@ -36,3 +39,20 @@ def test_a_rendered_chat_is_a_prompt(front: Front, engine: PlayedEngine, tokeniz
     front.submit(Ask(prompt=Conversation([{"role": "user", "content": "Hi"}])))
     assert [tuple(submission.chain.tokens) for submission in engine.submissions] == [ids, ids]
     assert engine.submissions[1].tokenize_s > 0
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    front: Front, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("megabytes were tokenised")
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    for prompt in ("a b " * 2_000_000, Conversation([{"role": "user", "content": "a b " * 2_000_000}])):
+        with pytest.raises(RequestError, match="8000000 characters; the context of 64 tokens"):
+            front.submit(Ask(prompt=prompt))
+
+
+def test_no_token_stands_for_more_characters_than_the_longest(tokenizer: Tokenizer) -> None:
+    for text in (" " * 5000, "internationalisation" * 50, "\n" * 999):
+        assert len(tokenizer.encode(text)) * tokenizer.longest_token >= len(text)

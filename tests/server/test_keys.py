@@ -184,3 +184,21 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.
         change_keys(path, lambda keys: keys.without(digest("fw-boss")[:8]))
     assert read_keys(path) == parse(json.dumps(GOOD))
     assert [file.name for file in tmp_path.iterdir()] == ["keys.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"format": 1, "tenants": {"a": {"share": 1' + "0" * 400 + ', "max_requests": 1}}, "keys": []}'],
+)
+def test_monstrous_files_are_malformed_files(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        KeyFile(path)
+
+
+def test_a_pipe_is_no_key_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match="no regular file"):
+        KeyFile(tmp_path / "pipe")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from foreword.base.errors import RequestError
 from foreword.base.ids import RequestId
 from foreword.cache.identity import Chain, Space
 from foreword.engine.client import EngineClient
@@ -93,5 +94,18 @@ def ids_of(prompt: str | tuple[int, ...] | Conversation, served: Served) -> tupl
         check_ids(prompt, served.bounds.vocab_size)
         return prompt
     if isinstance(prompt, str):
+        _check_length(len(prompt), "prompt", served)
         return tuple(served.tokenizer.encode(prompt))
+    _check_length(sum(len(str(message.get("content", ""))) for message in prompt.messages), "messages", served)
     return tuple(chat_ids(served.tokenizer, prompt.messages))
+
+
+def _check_length(num_characters: int, field: str, served: Served) -> None:
+    """Refuse a text that cannot fit however it is tokenised: tokenising megabytes takes minutes and gigabytes."""
+    context = served.bounds.limits.max_context
+    most = context * served.tokenizer.longest_token
+    if num_characters > most:
+        raise RequestError(
+            f"{field} has {num_characters} characters; the context of {context} tokens holds at most {most}",
+            field=field,
+        )

@@ -114,7 +114,11 @@ def _zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
     if device.type != "cpu":
         return torch.zeros(rows, columns, dtype=dtype, device=device)
     # torch.zeros would write to every page; anonymous pages are zero by themselves and cost nothing until used.
-    pages = mmap.mmap(-1, rows * columns * dtype.itemsize)
+    size = rows * columns * dtype.itemsize
+    try:
+        pages = mmap.mmap(-1, size)
+    except OSError as error:
+        raise ConfigError(f"{size / 2**30:.1f} GiB for KV cannot be had ({error.strerror}); lower --kv-cache") from None
     return torch.frombuffer(pages, dtype=dtype).view(rows, columns)
 
 

@@ -88,6 +88,8 @@ class KeyFile:
 def read_keys(path: Path) -> Keys:
     """The keys in a file that nobody but its owner can read. Raises ConfigError."""
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} cannot be read: it is no regular file; name what foreword keys add wrote")
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:

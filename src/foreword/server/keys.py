@@ -106,7 +106,7 @@ def parse(text: str) -> Keys:
     """Read a key file's text. Raises ConfigError saying what is wrong and where."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"it is not valid JSON: {error}") from None
     top = _fields(data, "the file", format=int, tenants=dict, keys=list)
     if top["format"] != 1:
@@ -128,7 +128,10 @@ def written(keys: Keys) -> str:
 def _quota(name: str, entry: object) -> Quota:
     where = f"tenants.{name}"
     found = _fields(entry, where, share=(int, float, type(None)), max_requests=int)
-    share = None if found["share"] is None else float(found["share"])
+    try:
+        share = None if found["share"] is None else float(found["share"])
+    except OverflowError:
+        raise ConfigError(f"{where}.share is not between 0 and 1") from None
     return Quota(share=share, max_requests=found["max_requests"])
 
 

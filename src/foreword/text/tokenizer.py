@@ -42,6 +42,7 @@ class _Loaded(Protocol):
     all_special_ids: list[int]
 
     def __len__(self) -> int: ...
+    def get_vocab(self) -> dict[str, int]: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
@@ -97,6 +98,11 @@ class Tokenizer:
     def size(self) -> int:
         """Number of ids that the tokenizer knows; the model may have more rows (padding)."""
         return len(self._tokenizer)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """No id stands for more characters of text than this, so n characters are at least n / this many tokens."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     @property
     def special_ids(self) -> frozenset[int]:

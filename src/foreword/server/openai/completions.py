@@ -34,9 +34,13 @@ async def create_completion(request: Request) -> Response:
     form = await read(request, CompletionRequest)
     check_model(form, service)
     who = caller(request)
+    asks = _asks(form)
+    if who.max_live is not None and len(asks) > who.max_live:
+        message = f"prompt has {len(asks)} prompts; your key may have {who.max_live} requests at a time. Send fewer."
+        raise Refused(Refusal(status=400, message=message, code="too_many_prompts", field="prompt"))
 
     def submit(answers: list[Answer]) -> None:
-        for ask in _asks(form):
+        for ask in asks:
             answers.append(service.front.submit(ask, who))  # noqa: PERF401  those opened before one fails must be known
 
     answers = await submitted(submit, _NAMES)
