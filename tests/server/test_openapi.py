@@ -22,6 +22,7 @@ async def test_every_reference_resolves(client: httpx.AsyncClient) -> None:
 async def test_routes(client: httpx.AsyncClient) -> None:
     document = (await client.get("/openapi.json")).json()
     assert set(document["paths"]) == {
+        "/",
         "/v1/chat/completions",
         "/v1/completions",
         "/chat",

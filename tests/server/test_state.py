@@ -56,3 +56,9 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert 'foreword_blocks{state="held"} 2.0' in response.text
     assert "foreword_prompt_tokens_cached_total 0.0" in response.text
+
+
+async def test_the_root_names_the_routes(client: httpx.AsyncClient) -> None:
+    reply = (await client.get("/")).json()
+    assert reply["name"] == "foreword"
+    assert {"POST /v1/chat/completions", "GET /v1/cache/public", "POST /v1/cache/flush"} <= set(reply["routes"])

@@ -46,6 +46,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_api_route("/v1/models", models.list_models)
     app.add_api_route("/v1/models/{model:path}", models.retrieve_model, responses=_errors(404))
     app.add_api_route("/v1/cache", state.get_cache)
+    app.add_api_route("/", state.get_index)
     app.add_api_route("/health", state.get_health, responses=_answers(state.Health, 200, 503))
     app.add_api_route("/ready", state.get_ready, responses=_answers(state.Health, 200, 503))
     _add_for_operators(app)

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import Request
+from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 from foreword.engine.state import EngineState, TenantState
@@ -92,6 +93,27 @@ class Health(Reply):
     """Whether the engine lives, or takes requests."""
 
     status: Literal["ok", "not_ready", "engine_dead"]
+
+
+class Index(Reply):
+    """What there is to call."""
+
+    name: Literal["foreword"] = "foreword"
+    model: str
+    routes: list[str]
+    """Method and path of each."""
+    described: str = "/openapi.json"
+
+
+async def get_index(request: Request) -> Index:
+    """The routes by name."""
+    routes = [
+        f"{method} {route.path}"
+        for route in request.app.routes
+        if isinstance(route, APIRoute)
+        for method in sorted(route.methods or ())
+    ]
+    return Index(model=service_of(request).models[0], routes=routes)
 
 
 async def get_health(request: Request) -> Response:
