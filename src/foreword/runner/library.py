@@ -8,9 +8,11 @@ import inspect
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import huggingface_hub
+import tokenizers
 import torch
 import transformers
 from huggingface_hub import errors
@@ -288,6 +290,11 @@ def _no_bar_of_its_own() -> Generator[None]:
 def _unseen(items: Iterable[object], *arguments: object, **further: object) -> Iterable[object]:
     del arguments, further
     return items
+
+
+def encode(file: Path, text: str) -> tuple[int, ...]:
+    """Ids of a text by a `tokenizer.json`, with what it puts around a plain prompt."""
+    return tuple(cast("list[int]", cast(Any, tokenizers).Tokenizer.from_file(str(file)).encode(text).ids))
 
 
 def _first_line(error: Exception) -> str:

@@ -148,7 +148,7 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     slots = {fact.layer: slot for slot, fact in enumerate(facts)}
     backend = SdpaBackend(memory, slots, _heights(facts, weight.dtype, on_cpu=on_cpu))
     card = replace(
-        _card(loaded, config, "tiled 1"),
+        _card(loaded, config, f"{backend.name}, tiled 1"),
         attention=backend.name,
         exact=covered and backend.exact,
         max_context=library.max_positions(library.config_of(model)),
