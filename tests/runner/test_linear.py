@@ -27,12 +27,14 @@ def test_portions_hold_all_rows_and_waste_little(count: int, menu: Menu) -> None
     assert room - count <= max(16, count / 8)
 
 
-@given(count=st.integers(1, 5000))
-def test_a_padded_batch_needs_no_more_padding(count: int) -> None:
-    padded = pad_rows(count)
-    assert pad_rows(padded) == padded >= count
-    for lesser in (menu(4, 8, 16), menu(4, 8, 16, 32, 64), menu(4, 8, 16, 32, 64, 128, 256)):
-        assert sum(portion.rows for portion in lesser.cut(padded)) == padded
+def test_a_padded_batch_needs_no_more_padding() -> None:
+    lesser = (menu(4, 8, 16), menu(4, 8, 16, 32, 64), menu(4, 8, 16, 32, 64, 128, 256))
+    for count in range(1, 3000):
+        padded = pad_rows(count)
+        assert pad_rows(padded) == padded >= count
+        assert padded - count <= max(16, count / 4)
+        for few in lesser:
+            assert sum(portion.rows for portion in few.cut(padded)) == padded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

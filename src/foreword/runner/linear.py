@@ -64,9 +64,12 @@ class Menu:
 def pad_rows(count: int) -> int:
     """The number of rows that a batch of `count` rows is padded to, once for all its layers.
 
-    Every size is a sum of smaller ones, so a layer that lacks some sizes pads no further.
+    Padding that number again changes nothing, and every size is a sum of smaller ones: so a layer pads no further, even
+    one that lacks some sizes.
     """
-    return sum(portion.rows for portion in Menu(tuple(Portion(size, turned=False) for size in _SIZES)).cut(count))
+    everything = Menu(tuple(Portion(size, turned=False) for size in _SIZES))
+    padded = sum(portion.rows for portion in everything.cut(count))
+    return padded if padded == count else pad_rows(padded)
 
 
 class PortionedLinear(nn.Module):
