@@ -4,11 +4,13 @@ import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
 from foreword import LLM
+from foreword.runner import library
 from tests.runner.plain_models import BORDER, CONFIGS, answer, build, save
 
 LENGTHS = (1, 2, 5, 17, 40, 58, BORDER - 1, BORDER, BORDER + 1, 90)
@@ -58,6 +60,27 @@ def test_mixed_with_others_of_other_lengths(llm: LLM, model: nn.Module) -> None:
     llm.assembly.worker.check()
     pool = llm.assembly.worker.state().pool
     assert (pool.free, pool.cached, pool.held) == (pool.total, 0, 0)
+
+
+def test_a_step_that_fails_costs_a_rerun_and_no_answer(
+    llm: LLM, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One forward fails while four answers are under way: all of them begin again, and none is another."""
+    real, calls = library.forward_with_cache, list[int]()
+
+    def fails_once(*arguments: Any) -> Any:
+        calls.append(0)
+        if len(calls) == 30:
+            raise RuntimeError("planted")
+        return real(*arguments)
+
+    monkeypatch.setattr(library, "forward_with_cache", fails_once)
+    prompts = [prompt(length, seed=1) for length in (58, 9, 31, BORDER)]
+    results = llm.generate(prompts, max_tokens=COUNT, ignore_eos=True)
+    assert len(calls) > 4 * COUNT
+    for tokens, result in zip(prompts, results, strict=True):
+        assert list(result.token_ids) == answer(model, tokens, COUNT)
+    llm.assembly.worker.check()
 
 
 def test_it_is_said(llm: LLM, family: str) -> None:
