@@ -83,6 +83,14 @@ def test_a_step_that_fails_costs_a_rerun_and_no_answer(
     llm.assembly.worker.check()
 
 
+def test_reload(llm: LLM, model: nn.Module) -> None:
+    tokens, root = prompt(31, seed=2), llm.assembly.root
+    assert llm.reload() == root.hex()
+    [result] = llm.generate(tokens, max_tokens=4, ignore_eos=True)
+    assert list(result.token_ids) == answer(model, tokens, 4)
+    assert result.reason == "model_not_cacheable"
+
+
 def test_it_is_said(llm: LLM, family: str) -> None:
     state = llm.assembly.effective
     assert state["cache"] is False

@@ -151,6 +151,16 @@ def load_weights(model: str, dtype: torch.dtype, attention: str | None = ATTENTI
     return cast(nn.Module, loaded)
 
 
+def place(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model to a device, unless it is there. Raises ModelRefused when it cannot be moved or does not fit."""
+    if all(parameter.device.type == device.type for parameter in model.parameters()):
+        return model
+    try:
+        return model.to(device)
+    except (ValueError, RuntimeError) as error:
+        raise ModelRefused(f"{type(model).__name__} cannot be put on {device}: {_first_line(error)}") from error
+
+
 def use_attention(model: nn.Module, name: str = ATTENTION_NAME) -> None:
     """Switch a model that is already built to an attention function by name: ours, or one of the library's."""
     cast(Any, model).set_attn_implementation(name)

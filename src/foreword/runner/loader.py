@@ -100,7 +100,7 @@ def load(
     model = library.load_weights(str(directory), pick_dtype(config, settings, device), attention)
     model.eval()
     model.requires_grad_(False)
-    return Loaded(name=name, directory=directory, model=model.to(device))
+    return Loaded(name=name, directory=directory, model=library.place(model, device))
 
 
 def find(config: ModelConfig, progress: Progress = silent) -> tuple[str, Path]:
