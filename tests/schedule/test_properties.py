@@ -185,6 +185,9 @@ class Heart(RuleBasedStateMachine):
     def take(self, outcome: Outcome) -> None:
         self.cached_sum += outcome.stats.prompt_tokens_cached
         self.computed_sum += outcome.stats.prompt_tokens_computed
+        parts = outcome.stats.tenants.values()
+        assert sum(its.cached for its in parts) == outcome.stats.prompt_tokens_cached
+        assert sum(its.computed for its in parts) == outcome.stats.prompt_tokens_computed
         for event in outcome.events:
             name = event.request
             assert name not in self.over, "news of a request that is over"

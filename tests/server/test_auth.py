@@ -13,7 +13,7 @@ from foreword.cache.identity import ALONE, Tenant
 from foreword.engine.state import TenantState
 from foreword.front.ask import Ask, Caller, Conversation
 from foreword.schedule.admission import Limits
-from foreword.schedule.plan import Outcome, Sample, TokenEvent
+from foreword.schedule.plan import Outcome, PromptTokens, Sample, StepStats, TokenEvent
 from foreword.server import KeyFile, mark_heads, read_heads
 from foreword.server.auth import change_keys, new_key
 from tests.server.fakes import BOUNDS, FakeAnswer, FakeFront, FakeOperator, World
@@ -276,7 +276,8 @@ async def test_metrics_know_tenants(boss: httpx.AsyncClient, house: House) -> No
     for tenant, cached in (("red", 16), ("red", 0), ("blue", 4)):
         account = replace(usage(cached, 10), tenant=tenant)
         event = first(f"{tenant}{cached}", account)
-        house.world.metrics.observe(Outcome(0, (event,)))
+        stats = StepStats(tenants={tenant: PromptTokens(cached, 10), "": PromptTokens(1, 1)})
+        house.world.metrics.observe(Outcome(0, (event,), stats))
         end = TokenEvent(event.request, Sample(1), "length", usage=account)
         house.world.metrics.observe(Outcome(1, (end,)))
     house.world.engine.tenants = {"": TenantState(cached=1), "red": TenantState(cached=7, held=4)}

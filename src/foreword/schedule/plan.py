@@ -114,6 +114,14 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """Prompt tokens of one tenant that a step accounted for."""
+
+    cached: int = 0
+    computed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """One committed (or aborted) step in numbers; the deltas that metrics add up."""
 
@@ -128,6 +136,8 @@ class StepStats:
     blocks_mismatched: int = 0
     """Audited blocks that differed; their prefixes are out of the cache."""
     num_failures: int = 0
+    tenants: Mapping[str, PromptTokens] = field(default_factory=dict[str, PromptTokens])
+    """Whose prompt tokens these were: the sums over all tenants are the two fields above."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import Flushed, PrefixCache
 from foreword.schedule.audit import Auditor
 from foreword.schedule.budget import grant
-from foreword.schedule.plan import Chunk, Draw, Outcome, Plan, Sample, StepResult, StepStats, TokenEvent
+from foreword.schedule.plan import Chunk, Draw, Outcome, Plan, PromptTokens, Sample, StepResult, StepStats, TokenEvent
 from foreword.schedule.queue import Queue
 from foreword.schedule.request import Request, Submission
 
@@ -54,10 +54,18 @@ class _Flight:
 class _Tally:
     """Counts of one commit, for StepStats."""
 
-    __slots__ = ("cached", "computed", "generated", "recomputed")
+    __slots__ = ("cached", "computed", "generated", "recomputed", "tenants")
 
     def __init__(self) -> None:
         self.cached = self.computed = self.generated = self.recomputed = 0
+        self.tenants: dict[str, PromptTokens] = {}
+
+    def add_prompt(self, tenant: str, cached: int, computed: int) -> None:
+        """Count prompt tokens, and whose they are."""
+        self.cached += cached
+        self.computed += computed
+        own = self.tenants.get(tenant, PromptTokens())
+        self.tenants[tenant] = PromptTokens(own.cached + cached, own.computed + computed)
 
 
 class Scheduler:
@@ -331,6 +339,7 @@ class Scheduler:
             tokens_recomputed=tally.recomputed,
             tokens_generated=tally.generated,
             num_preemptions=preemptions,
+            tenants=tally.tenants,
         )
         return Outcome(plan.step, tuple(events), stats)
 
@@ -372,13 +381,12 @@ class Scheduler:
         if chunk.start >= request.accounted >= request.num_prompt:
             request.accounted = chunk.end
             return
-        tally.cached += request.uncounted_cached
-        request.uncounted_cached = 0
         repeated = max(0, min(chunk.end, request.accounted) - chunk.start)
         request.recomputed += repeated
         tally.recomputed += repeated
-        fresh = max(chunk.start, request.accounted)
-        tally.computed += max(0, min(chunk.end, request.num_prompt) - fresh)
+        fresh = max(0, min(chunk.end, request.num_prompt) - max(chunk.start, request.accounted))
+        tally.add_prompt(request.chain.tenant.name, request.uncounted_cached, fresh)
+        request.uncounted_cached = 0
         request.accounted = max(request.accounted, chunk.end)
 
     def _take_sample(self, request: Request, sample: Sample, now: float) -> TokenEvent:

@@ -19,7 +19,7 @@ from foreword.base.ids import RequestId
 from foreword.base.params import FinishReason
 from foreword.cache.explain import Reason
 from foreword.engine.state import EngineState
-from foreword.schedule.plan import Outcome, TokenEvent, Usage
+from foreword.schedule.plan import Outcome, StepStats, TokenEvent, Usage
 from foreword.telemetry.pace import Pace
 
 HitClass = Literal["miss", "partial", "full"]
@@ -102,6 +102,7 @@ class Metrics:
             for field, counter in self._totals.items():
                 if amount := getattr(stats, field):
                     counter.inc(amount)
+            self._tenants.step(stats)
             for event in outcome.events:
                 self._count_event(event, now)
         self._step_tokens = stats.num_tokens
@@ -130,7 +131,6 @@ class Metrics:
             track = self._tracks[event.request] = _Track(hit_class(event.usage), now)
             self._lookups.labels(event.usage.reason).inc()
             self._ttft[track.hit].observe(event.usage.first_token_s)
-            self._tenants.begun(event.usage)
         elif track is not None and event.sample is not None:
             self._itl[track.hit].observe(now - track.last_token_s)
             track.last_token_s = now
@@ -160,22 +160,23 @@ class _Tenants:
         )
         self._cached = Counter(
             "foreword_tenant_prompt_tokens_cached",
-            "Prompt tokens taken from the cache, by tenant; counted with a request's first token.",
+            "Prompt tokens taken from the cache, by tenant.",
             ["tenant"],
             registry=registry,
         )
         self._computed = Counter(
             "foreword_tenant_prompt_tokens_computed",
-            "Prompt tokens computed, by tenant; counted with a request's first token.",
+            "Prompt tokens computed, by tenant.",
             ["tenant"],
             registry=registry,
         )
 
-    def begun(self, usage: Usage) -> None:
-        """A request's prompt is done."""
-        if usage.tenant:
-            self._cached.labels(usage.tenant).inc(usage.cached_tokens)
-            self._computed.labels(usage.tenant).inc(usage.computed_tokens)
+    def step(self, stats: StepStats) -> None:
+        """A step came back; what it did for a request that was cancelled meanwhile counts like any other."""
+        for tenant, tokens in stats.tenants.items():
+            if tenant:
+                self._cached.labels(tenant).inc(tokens.cached)
+                self._computed.labels(tenant).inc(tokens.computed)
 
     def ended(self, usage: Usage) -> None:
         """A request is over, with or without an answer."""
