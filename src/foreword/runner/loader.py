@@ -16,14 +16,14 @@ from foreword.base.config import CacheConfig, Config, ModelConfig
 from foreword.base.errors import ConfigError, ModelRefused
 from foreword.runner import library
 from foreword.runner.account import open_account, plain_context
+from foreword.runner.attention.backend import Ground
 from foreword.runner.attention.call import LayerFacts
-from foreword.runner.attention.heights import Heights, choose_heights, usual_heights
+from foreword.runner.attention.choice import choose
 from foreword.runner.attention.interface import attend
-from foreword.runner.attention.sdpa import SdpaBackend
 from foreword.runner.embedded import Progress, cache_folder, embedded, materialise, silent
 from foreword.runner.fingerprint import ingredients, stamps
 from foreword.runner.kinds import NotReusable, judge
-from foreword.runner.layout import LayerShape, lay_out
+from foreword.runner.layout import lay_out
 from foreword.runner.linear import portion_linears
 from foreword.runner.memory import KVMemory, count_blocks
 from foreword.runner.plain import PlainRunner
@@ -145,10 +145,9 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
     memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
-    slots = {fact.layer: slot for slot, fact in enumerate(facts)}
-    backend = SdpaBackend(memory, slots, _heights(facts, weight.dtype, on_cpu=on_cpu))
+    backend = choose(config.attention, Ground(facts=facts, memory=memory, exact=cache.exact))
     card = replace(
-        _card(loaded, config, f"{backend.name}, tiled 1"),
+        _card(loaded, config, backend.ingredient),
         attention=backend.name,
         exact=covered and backend.exact,
         max_context=library.max_positions(library.config_of(model)),
@@ -160,8 +159,16 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
 
 
 def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
-    """Serve a model one request a forward, and say so. Raises ModelRefused when it does not carry its own state."""
+    """Serve a model one request a forward, and say so.
+
+    Raises ModelRefused when it does not carry its own state, and ConfigError when a backend was asked for.
+    """
     model, name = loaded.model, loaded.name
+    if config.model.attention != "auto":
+        raise ConfigError(
+            f"attention is {config.model.attention}, but {name} is served with its own attention: {why};"
+            " leave --attention out"
+        )
     _log.warning("%s: prefixes are not reused, every prompt is computed whole: %s", name, why)
     own = library.own_attention(model)
     try:
@@ -207,20 +214,6 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-def _heights(facts: tuple[LayerFacts, ...], dtype: torch.dtype, *, on_cpu: bool) -> dict[int, Heights]:
-    """A rule for each layer; layers that compute alike share one trial."""
-    if not on_cpu:
-        return {fact.layer: usual_heights(fact.heads, fact.shape.kv_heads, exact=False) for fact in facts}
-    tried: dict[tuple[int, LayerShape, bool, bool], Heights] = {}
-    chosen: dict[int, Heights] = {}
-    for fact in facts:
-        key = (fact.heads, fact.shape, fact.scoring.softcap is None, fact.scoring.sinks is None)
-        if key not in tried:
-            tried[key] = choose_heights(fact, dtype)
-        chosen[fact.layer] = tried[key]
-    return chosen
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -1,10 +1,27 @@
-"""What the runner asks of whoever computes attention."""
+"""What the runner asks of whoever computes attention, and what such a one is made from."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from foreword.runner.attention.call import Step
+from foreword.runner.attention.call import LayerFacts, Step
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a backend is chosen by and made from: the model's layers, where their KV lies, and what is asked of it."""
+
+    facts: tuple[LayerFacts, ...]
+    memory: KVMemory
+    exact: bool = False
+    """Whether `--exact` asks that a row's bits depend on its own tokens and positions only."""
+
+    @property
+    def slots(self) -> Mapping[int, int]:
+        """The place of each layer in the memory's layout, by the library's index of the layer."""
+        return {fact.layer: slot for slot, fact in enumerate(self.facts)}
 
 
 class Backend(Protocol):
@@ -13,6 +30,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """As in `--attention`."""
+        ...
+
+    @property
+    def ingredient(self) -> str:
+        """Its part of block identity: changes with whatever changes the bits of its results."""
         ...
 
     @property

@@ -5,6 +5,7 @@ fixed by the row's tile already; here the number of query rows is confined to fe
 whether they agree in every bit. If they do not, every tile is computed alone with all its rows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from foreword.runner.attention.call import LayerFacts, Scoring, Sight
 from foreword.runner.attention.product import attend_product, is_fused
 from foreword.runner.attention.tiles import TILE
+from foreword.runner.layout import LayerShape
 
 _LEAST_ROWS = 8
 """Stacked rows of a product at least; fewer are computed by other kernels."""
@@ -61,6 +63,23 @@ def choose_heights(facts: LayerFacts, dtype: torch.dtype) -> Heights:
             if not _agree(_Trial(scoring, *(state.to(dtype) for state in states)), usual):
                 return ALONE
     return usual
+
+
+def heights_by_layer(facts: tuple[LayerFacts, ...], dtype: torch.dtype, *, on_cpu: bool) -> Mapping[int, Heights]:
+    """A rule for each layer, by the library's index; layers that compute alike share one trial.
+
+    Off the CPU nothing is tried and nothing promised.
+    """
+    if not on_cpu:
+        return {fact.layer: usual_heights(fact.heads, fact.shape.kv_heads, exact=False) for fact in facts}
+    tried: dict[tuple[int, LayerShape, bool, bool], Heights] = {}
+    chosen: dict[int, Heights] = {}
+    for fact in facts:
+        key = (fact.heads, fact.shape, fact.scoring.softcap is None, fact.scoring.sinks is None)
+        if key not in tried:
+            tried[key] = choose_heights(fact, dtype)
+        chosen[fact.layer] = tried[key]
+    return chosen
 
 
 _States = tuple[Tensor, Tensor, Tensor]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foreword.runner.attention.backend import Ground
 from foreword.runner.attention.call import Call, Sight
-from foreword.runner.attention.heights import Heights
+from foreword.runner.attention.heights import Heights, heights_by_layer
 from foreword.runner.attention.product import attend_product
 from foreword.runner.attention.tiles import Segment, Tile, cut, table
 from foreword.runner.layout import Piece
@@ -67,10 +68,23 @@ class _Group:
     slices: tuple[_Slice, ...]
 
 
+def obstacle(ground: Ground) -> str | None:
+    """Never: it computes any layer, in any dtype, on any device."""
+    del ground
+
+
+def make(ground: Ground) -> "SdpaBackend":
+    """Try out how many rows its products may have, and make it."""
+    buffer = ground.memory.buffer
+    heights = heights_by_layer(ground.facts, buffer.dtype, on_cpu=buffer.device.type == "cpu")
+    return SdpaBackend(ground.memory, ground.slots, heights)
+
+
 class SdpaBackend:
     """Makes a step's attention. See `backend.Backend`."""
 
     name = "sdpa"
+    ingredient = "sdpa, tiled 1"
 
     def __init__(self, memory: KVMemory, slots: Mapping[int, int], heights: Mapping[int, Heights]) -> None:
         """Take both maps by the library's index of a layer: its place in the memory's layout, and its heights."""
