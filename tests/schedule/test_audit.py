@@ -5,7 +5,7 @@ import math
 import pytest
 
 from foreword.base.ids import RequestId
-from foreword.base.params import EVERYTHING, Sampling
+from foreword.base.params import Sampling
 from foreword.cache.identity import Chain, Space, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.engine.engine import Engine
@@ -152,12 +152,3 @@ def test_the_tolerance(error: float, wrong: int) -> None:
         if pairs:
             verdict = house.auditor.judge(pairs, (error, 0.0))
             assert (verdict.num_compared, verdict.num_mismatched) == (2, wrong)
-
-
-def test_a_leak_shuts_the_cache_and_serving_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    house = House()
-    house.ask([*HEAD, 1])
-    house.cache.acquire(Chain(SPACE, [*HEAD, 1]), EVERYTHING)
-    assert house.ask([*HEAD, 2])[0] == answer([*HEAD, 2], 3)
-    assert "the cache is shut" in caplog.text
-    assert house.ask([*HEAD, 2]) == (answer([*HEAD, 2], 3), 0)

@@ -47,12 +47,13 @@ class BlockPool:
     tail first; then a parent is never older than its child, and the oldest block of an owner is always a leaf.
     """
 
-    __slots__ = ("_free", "_hashes", "_holders", "_shelf_of", "_shelves", "num_blocks", "num_cached")
+    __slots__ = ("_free", "_hashes", "_holders", "_owners", "_shelf_of", "_shelves", "num_blocks", "num_cached")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._holders = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self._owners = [""] * num_blocks
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]
         self._shelves: dict[str, Shelf] = {}
         self._shelf_of: list[Shelf | None] = [None] * num_blocks
@@ -77,16 +78,21 @@ class BlockPool:
         """The hash under which the block is published, if it is."""
         return self._hashes[block]
 
+    def owner_of(self, block: BlockId) -> str:
+        """Whose a held or cached block is: the tenant that took it, until a hash gives it to another owner."""
+        return self._owners[block]
+
     def is_writable(self, block: BlockId) -> bool:
         """Whether its holder may write into it: exactly one holder and no hash."""
         return self._holders[block] == 1 and self._hashes[block] is None
 
-    def take(self) -> BlockId | None:
+    def take(self, tenant: str) -> BlockId | None:
         """Hand out a free block, held once; None if there is none (evict first)."""
         if not self._free:
             return None
         block = self._free.pop()
         self._holders[block] = 1
+        self._owners[block] = tenant
         return block
 
     def hold(self, blocks: list[BlockId]) -> None:
@@ -120,6 +126,7 @@ class BlockPool:
         if not self.is_writable(block):
             raise InvariantBroken(f"block {block} is to be published but is not private to one holder")
         self._hashes[block] = name
+        self._owners[block] = owner
         shelf = self._shelves.get(owner)
         if shelf is None:
             shelf = self._shelves[owner] = Shelf()

@@ -14,6 +14,7 @@ from foreword.base.ids import BlockHash, BlockId
 from foreword.base.params import Reach
 from foreword.cache.blocks import BlockPool, PoolState
 from foreword.cache.explain import Reason
+from foreword.cache.fault import Doubt, Fault
 from foreword.cache.identity import PUBLIC, Chain
 from foreword.cache.index import PrefixIndex
 from foreword.cache.lease import Lease
@@ -34,7 +35,18 @@ class Flushed:
 class PrefixCache:
     """Blocks of KV that requests share by prefix. Pure bookkeeping: it orders copies and moves no byte itself."""
 
-    __slots__ = ("_index", "_pool", "_public", "_shares", "block_size", "generation", "num_evicted", "off")
+    __slots__ = (
+        "_index",
+        "_lost",
+        "_pool",
+        "_public",
+        "_shares",
+        "_stopped",
+        "block_size",
+        "generation",
+        "num_evicted",
+        "off",
+    )
 
     def __init__(
         self, num_blocks: int, block_size: int, *, off: Reason | None = None, shares: Mapping[str, int] | None = None
@@ -48,6 +60,10 @@ class PrefixCache:
         self._index = PrefixIndex()
         self._public: frozenset[BlockHash] | None = None
         """What may be stored as public. None: nobody has said yet, and chains know."""
+        self._stopped: frozenset[str] = frozenset()
+        """Tenants for whom nothing is reused, since their books were found wrong."""
+        self._lost: frozenset[BlockId] = frozenset()
+        """Blocks that were held when nobody could hold any: never used again."""
         self.block_size = block_size
         self.off: Reason | None = off
         """Why nothing matches and nothing is published (all else is the same); None: prefixes are reused."""
@@ -59,6 +75,10 @@ class PrefixCache:
     def enabled(self) -> bool:
         """Whether prefixes are reused."""
         return self.off is None
+
+    def reuses(self, tenant: str) -> bool:
+        """Whether this tenant's prefixes are."""
+        return self.off is None and tenant not in self._stopped
 
     def num_available(self, tenant: str) -> int:
         """Blocks that a tenant can have without taking any from a holder, or from another's share."""
@@ -76,7 +96,7 @@ class PrefixCache:
 
     def match(self, chain: Chain, reach: Reach) -> int:
         """How many leading full blocks could be reused now; holds nothing. Never covers the last token."""
-        if not self.enabled:
+        if not self.reuses(chain.tenant.name):
             return 0
         return self._index.match(chain.hashes, _limit(chain, reach) // self.block_size)
 
@@ -84,6 +104,8 @@ class PrefixCache:
         """Why a match of so many tokens ends where it does."""
         if self.off is not None:
             return self.off
+        if chain.tenant.name in self._stopped:
+            return "cache_disabled"
         if matched_tokens == _limit(chain, reach):
             return "complete" if matched_tokens == len(chain) - 1 else "prefix_length"
         if len(chain) <= self.block_size:
@@ -99,7 +121,7 @@ class PrefixCache:
         blocks = self._index.blocks(chain.hashes[:matched])
         tokens = matched * self.block_size
         rest = _limit(chain, reach) - tokens
-        if rest > 0 and self.enabled:
+        if rest > 0 and self.reuses(chain.tenant.name):
             near = self._index.nearest(chain.parent(matched), chain.content(matched))
             if near is not None:
                 blocks.append(near[0])
@@ -135,7 +157,7 @@ class PrefixCache:
         """After a step came back: copies are done, and full blocks up to `computed` tokens become findable."""
         while lease.sources:
             self._pool.release(lease.sources.pop())
-        if not self.enabled or lease.generation != self.generation:
+        if not self.reuses(lease.tenant) or lease.generation != self.generation:
             return
         full = computed // self.block_size
         if full == lease.published:
@@ -192,31 +214,52 @@ class PrefixCache:
     def _may_be_public(self, name: BlockHash) -> bool:
         return self._public is None or name in self._public
 
-    def check_idle(self) -> None:
-        """What must hold when nobody holds anything; cheap enough for every such moment. Raises InvariantBroken."""
-        state = self._pool.state()
-        if state.held:
-            raise InvariantBroken(f"nothing runs and {state.held} blocks are held: {state}")
-        if len(self._index) != state.cached:
-            raise InvariantBroken(f"{len(self._index)} blocks can be found and {state.cached} are cached: {state}")
+    def idle_fault(self) -> Fault | None:
+        """What is wrong now that nobody may hold anything; cheap enough for every such moment."""
+        state, lost = self._pool.state(), len(self._lost)
+        if state.held == lost and len(self._index) == state.cached:
+            return None
+        doubts = self.doubts(())
+        if doubts and len(self._index) == state.cached + sum(doubt.hash is not None for doubt in doubts):
+            return Fault(f"nothing runs and {len(doubts)} blocks are held: {state}", doubts)
+        if self.off is not None and not doubts:
+            return None  # nothing is left to stop
+        return Fault(f"nothing runs, {len(self._index)} blocks can be found and {state.cached} are cached: {state}")
 
-    def shut(self) -> None:
-        """Reuse nothing and publish nothing from now on."""
-        self.flush()
-        self.off = "cache_disabled"
+    def stop(self, fault: Fault) -> None:
+        """For those whom a fault is about, reuse nothing and publish nothing from now on."""
+        self._lost |= {doubt.block for doubt in fault.doubts}
+        if fault.tenants is None:
+            self.flush()
+            self.off = "cache_disabled"
+            return
+        self._stopped |= fault.tenants
+        for name in [name for name, block in self._index if self._pool.owner_of(block) in self._stopped]:
+            self.quarantine(name)
+
+    def doubts(self, leases: Iterable[Lease]) -> tuple[Doubt, ...]:
+        """The blocks that the pool counts other holders of than there are leases. O(blocks)."""
+        pool, counted = self._pool, self._pool.holders()
+        held = [n if block in self._lost else 0 for block, n in enumerate(counted)]
+        for lease in leases:
+            for block in lease.held():
+                held[block] += 1
+        return tuple(
+            Doubt(BlockId(i), counted[i], held[i], pool.owner_of(BlockId(i)), _short(pool.hash_of(BlockId(i))))
+            for i in range(pool.num_blocks)
+            if counted[i] != held[i]
+        )
 
     def check(self, leases: Iterable[Lease]) -> None:
         """Compare the books with the leases that exist; InvariantBroken on the first contradiction. O(blocks)."""
-        holders = [0] * self._pool.num_blocks
-        for lease in leases:
-            for block in lease.held():
-                holders[block] += 1
-        if tuple(holders) != self._pool.holders():
-            wrong = [i for i, n in enumerate(self._pool.holders()) if n != holders[i]]
-            raise InvariantBroken(f"blocks {wrong[:8]} are held by other leases than the pool counts")
+        wrong = self.doubts(leases)
+        if wrong:
+            blocks = [doubt.block for doubt in wrong[:8]]
+            raise InvariantBroken(f"blocks {blocks} are held by other leases than the pool counts")
         state = self._pool.state()
-        if state.held != sum(1 for n in holders if n):
-            raise InvariantBroken(f"pool does not add up: {state}, {sum(1 for n in holders if n)} held by leases")
+        held = sum(1 for n in self._pool.holders() if n)
+        if state.held != held:
+            raise InvariantBroken(f"pool does not add up: {state}, {held} blocks have holders")
         self._check_index()
 
     def _check_index(self) -> None:
@@ -243,10 +286,10 @@ class PrefixCache:
             raise InvariantBroken("the pool miscounts its cached blocks")
 
     def _take(self, tenant: str) -> BlockId:
-        block = self._pool.take()
+        block = self._pool.take(tenant)
         if block is None:
             self._evict(tenant)
-            block = self._pool.take()
+            block = self._pool.take(tenant)
         if block is None:
             raise InvariantBroken("the pool promised a block and has none")
         return block
@@ -268,3 +311,7 @@ class PrefixCache:
 def _limit(chain: Chain, reach: Reach) -> int:
     """Tokens that a match may cover: never the last one, whose logits are wanted."""
     return reach.readable(len(chain) - 1)
+
+
+def _short(name: BlockHash | None) -> str | None:
+    return None if name is None else name.hex()[:12]

@@ -1,8 +1,9 @@
 """Engine: the loop of one step. Plan, execute, commit; abort on any exception; audit when nothing else is to do."""
 
+import json
 import logging
+from dataclasses import asdict
 
-from foreword.base.errors import InvariantBroken
 from foreword.engine.sockets import Clock, Observer, Runner
 from foreword.schedule.audit import Auditor
 from foreword.schedule.plan import Outcome, Plan, StepStats
@@ -52,13 +53,19 @@ class Engine:
         self.observer.observe_step(end - start, (end - after) + (before - start))
         return outcome
 
+    def dump(self, what: str) -> None:
+        """Write all books into the log, as one line of JSON without a token of anybody's."""
+        _log.critical("the books at a fault: %s", json.dumps(asdict(self.scheduler.books(what))))
+
     def _check(self) -> None:
         """The last request is over: nobody may hold anything now. If the books are wrong, go on without the cache."""
-        try:
-            self.scheduler.cache.check_idle()
-        except InvariantBroken as broken:
-            _log.critical("the cache is shut, prompts are computed whole from now on: %s", broken)
-            self.scheduler.cache.shut()
+        fault = self.scheduler.cache.idle_fault()
+        if fault is None:
+            return
+        whom = "everybody" if fault.tenants is None else f"tenant {', '.join(sorted(fault.tenants))}"
+        self.dump(fault.what)
+        self.scheduler.cache.stop(fault)
+        _log.critical("prompts of %s are computed whole until the server is restarted: %s", whom, fault.what)
 
     def _audit(self) -> Outcome | None:
         """Nobody wants anything: recompute a piece of what was reused."""

@@ -18,6 +18,8 @@ class TenantState:
     """Blocks that it has in the cache and nobody holds."""
     held: int = 0
     """Blocks that its requests hold."""
+    caching: bool = True
+    """Whether its prefixes are reused: no fault in its books has stopped that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,6 @@ class EngineState:
     """Requests that hold blocks."""
     pool: PoolState
     caching: bool = True
-    """Whether prefixes are reused: the setting, and that no broken book has shut the cache."""
+    """Whether prefixes are reused: the setting, and that no fault in the books has stopped it for everybody."""
     tenants: Mapping[str, TenantState] = field(default_factory=dict[str, TenantState])
     """By name; whoever has nothing here and asks for nothing is missing."""

@@ -86,13 +86,15 @@ class Worker:
     def _tenants(self) -> dict[str, TenantState]:
         with self._lock:
             live = dict(self._num_live)
-        holders, owned = self._engine.scheduler.holders(), self._engine.scheduler.cache.owned()
+        scheduler = self._engine.scheduler
+        holders, owned = scheduler.holders(), scheduler.cache.owned()
         return {
             name: TenantState(
                 waiting=max(0, live.get(name, 0) - len(holders.get(name, ()))),
                 running=len(holders.get(name, ())),
                 cached=owned.get(name, 0),
                 held=len(set[BlockId]().union(*holders.get(name, ()))),
+                caching=scheduler.cache.reuses(name),
             )
             for name in {*live, *holders, *owned} - {PUBLIC}
         }
@@ -185,6 +187,7 @@ class Worker:
         except BaseException as death:  # noqa: BLE001  nobody above us would hear it
             self._death = death
             _log.critical("the engine thread died", exc_info=death)
+            self._engine.dump(f"{type(death).__name__}: {death}")
         finally:
             self._bury()
             self._ended.set()

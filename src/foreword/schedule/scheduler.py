@@ -24,6 +24,7 @@ from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import Flushed, PrefixCache
 from foreword.schedule.audit import Auditor
+from foreword.schedule.books import Books, books
 from foreword.schedule.budget import grant
 from foreword.schedule.plan import Chunk, Draw, Outcome, Plan, PromptTokens, Sample, StepResult, StepStats, TokenEvent
 from foreword.schedule.queue import Queue
@@ -294,7 +295,7 @@ class Scheduler:
         draft.chunks.append(Chunk(request.id, start, ids, tuple(lease.blocks), draw))
         draft.copies += copies
         draft.members.add(request.id)
-        if start // size < (known - 1) // size and self.cache.enabled:
+        if start // size < (known - 1) // size and self.cache.reuses(lease.tenant):
             last = request.submission.reach.storable(min(end, known - 1) // size, size)
             claims = chain.hashes[start // size : last]
             draft.claims += claims
@@ -438,6 +439,10 @@ class Scheduler:
         request.computed = request.planned = 0
 
     # ---------------------------------------------------------------- checks
+
+    def books(self, what: str) -> Books:
+        """All that is known at the moment of a fault, for whoever has to find its cause."""
+        return books(what, self.cache, self._requests.values())
 
     def check(self) -> None:
         """Raise InvariantBroken if the books contradict each other. O(blocks + requests)."""

@@ -65,7 +65,7 @@ class CacheFacts(Reply):
     object: Literal["cache"] = "cache"
     model: str
     enabled: bool
-    """Whether prefixes are reused: the setting, and that no fault has shut the cache."""
+    """Whether prefixes are reused: the setting, and that no fault has stopped it."""
     cacheable: bool
     """Whether this model's prefixes can be."""
     not_cacheable: str | None
@@ -152,6 +152,7 @@ async def get_cache(request: Request, tenant: str | None = None) -> CacheState |
     known = service.keys is not None and name in service.keys.keys.tenants
     if not known or not (who.admin or name == who.tenant.name):
         raise Refused(Refusal(status=404, message="There is no such tenant.", code="not_found", field="tenant"))
+    facts["enabled"] = state.caching and state.tenants.get(name, TenantState()).caching
     return TenantCache(**facts, **_tenant(name, service, state).model_dump())
 
 
