@@ -18,6 +18,11 @@ settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True
 settings.load_profile("ci" if os.environ.get("CI") else "person")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long `make soak` goes on: `make soak ARGS="--soak-s 120"`."""
+    parser.addoption("--soak-s", type=float, default=600.0, help="seconds that the soak lasts (600)")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """One thread for tests that use torch; tests that do not must not load it."""
     torch = sys.modules.get("torch")

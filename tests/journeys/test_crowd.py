@@ -1,16 +1,14 @@
 """Many at once: no answer shows another's secret, those who leave leave nothing behind, the books agree."""
 
 import asyncio
-import json
 import random
-import socket
 import threading
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.journeys.conftest import Running
+from tests.journeys.leaving import leave
 
 NUM_CANARIES = 200
 HEAD = "Each guest of the house has a secret word and repeats it when asked. The porter knows all guests by number. "
@@ -62,48 +60,17 @@ async def test_canaries(server: Running) -> None:
     assert lookups == NUM_CANARIES
 
 
-PHASES = ["connect", "headers", "body", "sent", "first byte", "mid stream"]
-
-
-def _leave(server: Running, draw: random.Random) -> None:
-    """One request over a bare socket, cut at a random phase."""
-    phase = draw.choice(PHASES)
-    body = json.dumps(
-        {
-            "prompt": f"Chapter {draw.randrange(40)}. "
-            + "It was a dark and stormy night on the lake. " * draw.randrange(1, 9),
-            "max_tokens": 30,
-            "ignore_eos": True,
-            "stream": draw.random() < 0.7,
-        }
-    ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-    with socket.create_connection(address, timeout=60) as line:
-        if phase == "connect":
-            return
-        line.sendall(head if phase != "headers" else head[:20])
-        if phase == "headers":
-            return
-        line.sendall(body if phase != "body" else body[: len(body) // 2])
-        if phase == "body":
-            return
-        if phase == "sent":
-            threading.Event().wait(draw.random() * 0.2)
-            return
-        line.settimeout(draw.random() * 2 if phase == "first byte" else 60)
-        try:
-            for _ in range(1 if phase == "first byte" else draw.randrange(1, 12)):
-                line.recv(400)
-        except TimeoutError:
-            return
+def chapter(draw: random.Random) -> dict[str, Any]:
+    """A prompt that shares its beginning with some others."""
+    text = f"Chapter {draw.randrange(40)}. " + "It was a dark and stormy night on the lake. " * draw.randrange(1, 9)
+    return {"prompt": text, "max_tokens": 30, "ignore_eos": True}
 
 
 def _leave_many(server: Running, num: int) -> None:
     def work(seed: int) -> None:
         draw = random.Random(seed)
         for _ in range(num // 8):
-            _leave(server, draw)
+            leave(server, chapter(draw), draw)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
     for thread in threads:
@@ -119,13 +86,6 @@ def test_those_who_leave_leave_nothing_behind(server: Running) -> None:
     _leave_many(server, 40)
     assert server.post("/v1/completions", ask).json()["choices"][0]["text"] == expected
     server.drained()
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_five_thousand_who_leave(server: Running) -> None:
-    _leave_many(server, 5000)
-    server.drained(60)
 
 
 def test_a_client_that_leaves_stops_the_work_within_a_step(server: Running) -> None:
