@@ -85,7 +85,7 @@ def test_any_changed_token_changes_its_block_and_all_later_ones(tokens: list[int
         assert (one.hashes[block] == two.hashes[block]) == (tokens[: 4 * block + 4] == changed[: 4 * block + 4])
 
 
-def test_weak_hash_collisions_do_not_happen_here() -> None:
+def test_collision_pairs_that_weak_hashes_confuse() -> None:
     """Pairs that polynomial, order-blind and border-blind hashes confuse."""
     base = root(MODEL, 4)
     names = set[bytes]()

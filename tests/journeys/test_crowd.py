@@ -79,7 +79,7 @@ def _leave_many(server: Running, num: int) -> None:
         thread.join()
 
 
-def test_those_who_leave_leave_nothing_behind(server: Running) -> None:
+def test_abort_leak_those_who_leave_leave_nothing_behind(server: Running) -> None:
     prompt = "A control that runs beside those who leave, and whose answer may not change, whatever they do: the sea is"
     ask = {"prompt": prompt, "max_tokens": 8, "temperature": 0}
     expected = server.post("/v1/completions", ask).json()["choices"][0]["text"]

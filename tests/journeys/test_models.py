@@ -64,7 +64,7 @@ def words(count: int, seed: int) -> list[int]:
     return [source.randrange(5, 500) for _ in range(count)]
 
 
-def test_recurrent_and_window_state_is_restored_whole_or_not_at_all(served: Served) -> None:
+def test_hybrid_recurrent_and_window_state_is_restored_whole_or_not_at_all(served: Served) -> None:
     """The same request three times, then others with the same beginning."""
     server, head = served.server, words(70, seed=1)
     tails = [head + words(n, seed=n) for n in (1, 20, 33)]

@@ -1,5 +1,6 @@
 """Weights that change under a running server: what was computed with the old ones is never believed again."""
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def ask(llm: LLM) -> tuple[tuple[int, ...], int]:
     return result.token_ids, result.cached_tokens
 
 
-def test_changed_weights_are_another_model(llm: LLM, folder: Path) -> None:
+def test_wrong_reuse_changed_weights_are_another_model(llm: LLM, folder: Path) -> None:
     old, root = ask(llm)[0], llm.assembly.root
     assert ask(llm) == (old, 16)  # the owner hits, or the miss below proves nothing
     write(folder, seed=2)
@@ -73,6 +74,22 @@ def test_changed_weights_are_another_model(llm: LLM, folder: Path) -> None:
     write(folder, seed=1)
     assert llm.reload() == root.hex()
     assert ask(llm) == (old, 0)
+
+
+def test_wrong_reuse_a_changed_rope_is_another_model(llm: LLM, folder: Path) -> None:
+    old, root = ask(llm)[0], llm.assembly.root
+    assert ask(llm) == (old, 16)
+    file = folder / "config.json"
+    before = file.read_text()
+    settings = json.loads(before)
+    settings["rope_parameters"] = {**settings["rope_parameters"], "rope_theta": 37.0}
+    file.write_text(json.dumps(settings))
+    assert llm.reload() != root.hex()
+    new, cached = ask(llm)
+    assert (cached, new != old) == (0, True)
+    file.write_text(before)
+    assert llm.reload() == root.hex()
+    assert ask(llm)[0] == old
 
 
 def test_the_same_weights_are_the_same_model(llm: LLM) -> None:

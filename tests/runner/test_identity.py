@@ -104,7 +104,7 @@ CHANGES: Mapping[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-def test_every_ingredient_changes_the_root_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_reuse_every_ingredient_changes_the_root_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, before = rooted(folder)
     assert rooted(folder) == (base, before)
     roots = {base}
@@ -179,7 +179,7 @@ def run(tmp_path: Path) -> Rooted:
     return at
 
 
-def test_another_model_of_equal_shape_at_one_path(run: Rooted, tmp_path: Path) -> None:
+def test_wrong_reuse_another_model_of_equal_shape_at_one_path(run: Rooted, tmp_path: Path) -> None:
     """Base and fine-tune take turns in one folder, as after a download under the same name."""
     place = tmp_path / "model"
     roots: list[BlockHash] = []
@@ -190,14 +190,14 @@ def test_another_model_of_equal_shape_at_one_path(run: Rooted, tmp_path: Path) -
     assert roots[0] == roots[2] != roots[1]
 
 
-def test_another_precision(run: Rooted, tmp_path: Path) -> None:
+def test_quantised_kv_another_precision(run: Rooted, tmp_path: Path) -> None:
     save(build(CONFIGS["llama"]()), tmp_path / "model")
     one, two = run(tmp_path / "model", dtype="float32"), run(tmp_path / "model", dtype="bfloat16")
     assert one[0] != two[0]
     assert {"dtype", "kv_dtype"} <= {key for key in one[1] if one[1][key] != two[1][key]}
 
 
-def test_an_adapter_beside_the_weights_is_not_silently_left_out(run: Rooted, tmp_path: Path) -> None:
+def test_lora_an_adapter_beside_the_weights_is_not_silently_left_out(run: Rooted, tmp_path: Path) -> None:
     save(build(CONFIGS["llama"]()), tmp_path / "model")
     (tmp_path / "model" / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelRefused, match="merge it"):
@@ -241,7 +241,7 @@ def picture(raw: bytes, width: int, height: int, background: str) -> bytes:
     return sha256(len(settings).to_bytes(4, "little") + settings + raw).digest()
 
 
-def test_another_picture_behind_the_same_placeholders(folder: Path) -> None:
+def test_multimodal_another_picture_behind_the_same_placeholders(folder: Path) -> None:
     """Nothing takes pictures yet; a chain that carries them has them in its hashes from their block on."""
     tokens, space = [7] * 64, Space(rooted(folder)[0], 16)
     pictures = {

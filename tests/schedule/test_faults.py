@@ -145,7 +145,7 @@ FAULTS = (*(cancel(i) for i in range(3)), fail_once, fail_one_request, flush, qu
 @pytest.mark.parametrize("blocks", [64, 9], ids=["roomy", "tight"])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_after_a_fault_at_any_step(fault: Callable[[Run], None], depth: int, blocks: int) -> None:
+def test_abort_after_a_fault_at_any_step(fault: Callable[[Run], None], depth: int, blocks: int) -> None:
     for when in range(STEPS):
         run = Run(depth, blocks)
         for i, prompt in enumerate(PROMPTS):

@@ -60,7 +60,7 @@ class House:
         return [e.sample.token for e in self.events if e.request == name and e.sample is not None]
 
 
-def test_sixteen_cold_requests_over_one_head_compute_it_once() -> None:
+def test_concurrency_sixteen_cold_requests_over_one_head_compute_it_once() -> None:
     house = House(400, budget=64, running=16)
     head = [i % 7 for i in range(200)]
     for i in range(16):
@@ -80,7 +80,7 @@ def test_a_prefix_length_shares_its_work_as_well() -> None:
     assert house.runner.tokens_computed <= 200 + 8 * (2 + 3) + BLOCK
 
 
-def test_the_rest_finish_when_the_first_of_them_is_cancelled() -> None:
+def test_concurrency_the_rest_finish_when_the_first_of_them_is_cancelled() -> None:
     house = House(400, budget=64, running=16)
     head = [i % 7 for i in range(200)]
     for i in range(8):
@@ -181,7 +181,7 @@ def test_commits_out_of_order_are_refused() -> None:
         house.scheduler.commit(second, StepResult({}), 0)
 
 
-def test_nothing_of_an_aborted_step_is_findable() -> None:
+def test_wrong_reuse_nothing_of_an_aborted_step_is_findable() -> None:
     house = House(64)
     house.add("a", [1] * 20, max_tokens=2)
     house.add("b", [2] * 20, max_tokens=2)
