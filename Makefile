@@ -34,7 +34,7 @@ demo: $(VENV)/.run ## Ten questions over one long prefix: what the cache saves o
 test: $(VENV)/.dev ## Set everything up and run all tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 
-soak: $(VENV)/.dev ## The tests that take minutes
+soak: $(VENV)/.dev ## Ten minutes of everything at once, then a drain check and a report (ARGS="--soak-s 120")
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak $(ARGS)
 
 check: format-check lint types floors rules ## Format, lint, types, floors, sizes (make -k check: go on after a failure)

@@ -1,0 +1,165 @@
+"""What exactness costs: the same work by the runner as it serves and by runners without its rules.
+
+    python benchmarks/exactness.py                  wants an otherwise idle machine
+    python benchmarks/exactness.py --only exact,plain --repeats 1
+
+    exact     as served: linear products in portions of proven sizes, steps padded, attention products of few heights
+    plain     torch's linear layers as they are, nothing padded, attention products of just as many rows as there are
+    packed    the same with weights that oneDNN has laid out, each product whole
+    attention linear layers as in exact, the rest as in plain
+
+The work: `crowd` is 32 prompts at once over four heads, answered with 32 tokens each; `turns` is four users with six
+growing turns of 24 tokens. Variants take turns, so that a machine whose speed drifts treats them alike. What is printed
+is the median time of each, and what exact costs against the fastest of the others.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from foreword import LLM
+from foreword.runner import batch, loader
+from foreword.runner.attention import heights, sdpa
+from foreword.runner.attention.tiles import TILE
+
+Work = Callable[[LLM, int], None]
+FREE = heights.Heights(allowed=tuple(range(1, TILE + 1)), grouped=1, exact=False)
+"""Each product has just as many rows as there are."""
+
+
+class Whole(nn.Module):
+    """A linear layer whose weight oneDNN has laid out; takes all rows in one product."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias, self.inputs = linear.weight, linear.bias, linear.in_features
+        self.ops: Any = torch.ops.mkldnn
+        self.packed: Tensor = self.ops._reorder_linear_weight(linear.weight.detach(), 16)  # noqa: SLF001
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take x [..., in] to [..., out]."""
+        rows = x.reshape(-1, self.inputs)
+        out = self.ops._linear_pointwise.default(rows, self.packed, self.bias, "none", [], "")  # noqa: SLF001
+        return out.view(*x.shape[:-1], -1)
+
+
+def leave(model: nn.Module) -> bool:
+    """Replace nothing, promise nothing."""
+    del model
+    return False
+
+
+def pack(model: nn.Module) -> bool:
+    """Put a `Whole` in the place of each linear layer; promise nothing."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, Whole(child))
+    return False
+
+
+LINEARS: Mapping[str, Callable[[nn.Module], bool]] = {
+    "exact": loader.portion_linears,
+    "plain": leave,
+    "packed": pack,
+    "attention": loader.portion_linears,
+}
+
+
+@contextmanager
+def ruled(name: str) -> Iterator[None]:
+    """Without the rules that a variant drops."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(loader, "portion_linears", LINEARS[name]))
+        if name != "exact":
+            stack.enter_context(
+                patch.object(sdpa, "heights_by_layer", lambda facts, *_, **__: {f.layer: FREE for f in facts})
+            )
+            if name != "attention":
+                stack.enter_context(patch.object(batch, "pad_rows", lambda count: count))
+        yield
+
+
+def ids(count: int, seed: object) -> list[int]:
+    """Token ids; equal seeds give equal ones."""
+    return random.Random(str(seed)).choices(range(1000, 40_000), k=count)
+
+
+def crowd(llm: LLM, seed: int) -> None:
+    """32 prompts of 530 to 560 tokens at once, eight over each head."""
+    heads = [ids(500, (seed, head)) for head in range(4)]
+    prompts = [[*heads[i % 4], *ids(30 + i, (seed, "tail", i))] for i in range(32)]
+    llm.generate(prompts, max_tokens=32, ignore_eos=True)
+
+
+def turns(llm: LLM, seed: int) -> None:
+    """Four users over one system prompt of 300 tokens."""
+    system = ids(300, (seed, "system"))
+
+    def user(number: int) -> None:
+        history = list(system)
+        for turn in range(6):
+            history += ids(40, (seed, number, turn))
+            history += llm.generate(history, max_tokens=24, ignore_eos=True)[0].token_ids
+
+    threads = [threading.Thread(target=user, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+CASES: Mapping[str, Work] = {"crowd": crowd, "turns": turns}
+
+
+def measure(names: list[str], repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds by case and variant."""
+    found = {case: {name: list[float]() for name in names} for case in CASES}
+    with ExitStack() as stack:
+        llms: dict[str, LLM] = {}
+        for name in names:
+            with ruled(name):
+                llms[name] = stack.enter_context(LLM(device="cpu", kv_cache="600"))
+        for repeat in range(-1, repeats):  # the first one warms up
+            for case, work in CASES.items():
+                for name in random.sample(names, len(names)):
+                    with ruled(name):
+                        llms[name].assembly.worker.flush()
+                        start = time.perf_counter()
+                        work(llms[name], repeat)
+                        if repeat >= 0:
+                            found[case][name].append(time.perf_counter() - start)
+    return found
+
+
+def main() -> None:
+    """Measure and print one JSON object a case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(LINEARS), help="variants, by commas")
+    parser.add_argument("--repeats", type=int, default=5)
+    wish = parser.parse_args()
+    names = wish.only.split(",")
+    if unknown := set(names) - set(LINEARS):
+        sys.exit(f"there is no variant {', '.join(sorted(unknown))}; choose from {', '.join(LINEARS)}")
+    for case, times in measure(names, wish.repeats).items():
+        medians = {name: round(statistics.median(seconds), 3) for name, seconds in times.items()}
+        row: dict[str, Any] = {"case": case, "seconds": medians}
+        others = [seconds for name, seconds in medians.items() if name != "exact"]
+        if "exact" in medians and others:
+            row["exact_costs_percent"] = round(100 * (medians["exact"] / min(others) - 1), 1)
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
