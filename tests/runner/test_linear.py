@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,13 +8,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from foreword.runner import linear as linear_module
-from foreword.runner.linear import Menu, Portion, PortionedLinear, choose_menu, pad_rows, portion_linears
+from foreword.runner.linear import (
+    Matrix,
+    Menu,
+    Portion,
+    PortionedLinear,
+    choose_menu,
+    multiply,
+    pack,
+    pad_rows,
+    portion_linears,
+)
 from tests.runner.models import CONFIGS, build
 
 
 def menu(*sizes: int) -> Menu:
     """A menu of these sizes; those over 50 are taken turned."""
-    return Menu(tuple(Portion(size, turned=size > 50) for size in sizes))
+    return Menu(tuple(Portion(size, "turned" if size > 50 else "plain") for size in sizes))
 
 
 MENUS = st.sampled_from([menu(16), menu(4, 8, 16, 32), menu(4, 8, 16, 32, 64, 128), menu(4, 16, 256, 1024)])
@@ -94,4 +106,43 @@ def test_what_differs_is_struck_off(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(x[:, :half], weight[:, :half]) + real(x[:, half:], weight[:, half:])
 
     monkeypatch.setattr(linear_module.F, "linear", moody)
-    assert max(portion.rows for portion in choose_menu(torch.zeros(96, 192)).portions) == 128
+    assert max(portion.rows for portion in choose_menu(torch.zeros(96, 192), packs=False).portions) == 128
+
+
+def test_packed_products_are_used_where_their_bits_agree() -> None:
+    """In bfloat16 they do on every processor tried, at least for few rows; in float32 the libraries differ."""
+    torch.manual_seed(2)
+    weight = torch.randn(192, 576).bfloat16()
+    with_copy, without = choose_menu(weight), choose_menu(weight, packs=False)
+    assert any(portion.way == "packed" for portion in with_copy.portions)
+    assert all(portion.way != "packed" for portion in without.portions)
+    x = torch.randn(37, 576).bfloat16()
+    matrix = Matrix(weight, pack(weight))
+    assert torch.equal(multiply(x, matrix, with_copy), multiply(x, matrix, without))
+
+
+def test_a_large_model_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(CONFIGS["llama"]()).bfloat16()
+    packed = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    size = sum(linear.weight.nbytes for linear in packed)
+    for limit, twice in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(linear_module, "_PACKED_BYTES", limit)
+        copy = deepcopy(model)
+        assert portion_linears(copy)
+        ways = {
+            portion.way
+            for module in copy.modules()
+            if isinstance(module, PortionedLinear)
+            for portion in module.menu.portions
+        }
+        assert ("packed" in ways) == twice
+
+
+def test_without_the_private_operators_there_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*arguments: object) -> torch.Tensor:
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_reorder_linear_weight'")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", gone)
+    weight = torch.randn(64, 64).bfloat16()
+    assert pack(weight) is None
+    assert all(portion.way != "packed" for portion in choose_menu(weight).portions)

@@ -15,7 +15,7 @@ def main() -> int:
     """Run `foreword` with the process's arguments; the exit status: 0, 2 for an error that a person can mend."""
     from foreword.cli.verbs import parse  # after the name is known to be ours: a library user never pays for it
 
-    _quieten()
+    _set_defaults()
     try:
         return parse(sys.argv[1:]).run()
     except ForewordError as error:
@@ -29,7 +29,9 @@ def main() -> int:
         return 1
 
 
-def _quieten() -> None:
-    """Libraries speak only when something is wrong, unless the operator told them otherwise."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+def _set_defaults() -> None:
+    """What libraries read when they are loaded, unless the operator has said something else."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # they speak only when something is wrong
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Threads of a matrix product that wait by spinning keep the cores from whoever they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -5,14 +5,15 @@ among 30 others may differ in its last bit from the same row among 300, and a pr
 the same prompt computed whole. Here rows are multiplied in portions of few sizes, and `choose_menu` tries every size
 with each weight's shape on the machine at hand: what is not equal in every bit to products of 16 rows is struck off.
 
-A portion can be taken in two ways, `x @ weight.T` and `(weight @ x.T).T`. In the second the long sides are the
+A portion can be taken in three ways. *Plain* is `x @ weight.T`. *Turned* is `(weight @ x.T).T`: the long sides are the
 weight's, which never change, and the number of rows is only the width of the right-hand side, on which the order of
-sums hardly ever depends; the first saves turning the result around. Both are tried.
+sums hardly ever depends; plain saves turning the result around. *Packed* reads a second copy of the weight that oneDNN
+has laid out for its kernels once and for all, which saves doing it at every product. All are tried.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,10 @@ _TRIAL_ELEMENTS = 2**31
 _LOGITS_OUTPUTS, _LOGITS_ROWS = 16384, 64
 """A layer with that many outputs makes logits: only the rows that sample reach it, so small portions will do."""
 _DISTINCT_OUTPUTS = 256
+_PACKED_BYTES = 2**30
+"""Of a model's weights, so many may be there a second time. Larger models gain less: their products take longer."""
+
+Way = Literal["plain", "turned", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,7 @@ class Portion:
     """One product."""
 
     rows: int
-    turned: bool
-    """Taken as `(weight @ x.T).T`."""
+    way: Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,24 @@ def pad_rows(count: int) -> int:
     Padding that number again changes nothing, and every size is a sum of smaller ones: so a layer pads no further, even
     one that lacks some sizes.
     """
-    everything = Menu(tuple(Portion(size, turned=False) for size in _SIZES))
+    everything = Menu(tuple(Portion(size, "plain") for size in _SIZES))
     padded = sum(portion.rows for portion in everything.cut(count))
     return padded if padded == count else pad_rows(padded)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight [out, in] in the forms that products read."""
+
+    plain: Tensor
+    packed: Tensor | None
+    """oneDNN's own layout of it; None where that cannot be had or is not wanted."""
+
+    def product(self, x: Tensor, way: Way) -> Tensor:
+        """`x @ weight.T`: x [rows, in] -> [rows, out]."""
+        if way == "packed" and self.packed is not None:
+            return _onednn()._linear_pointwise.default(x, self.packed, None, "none", [], "")  # noqa: SLF001
+        return F.linear(self.plain, x).t() if way == "turned" else F.linear(x, self.plain)
 
 
 class PortionedLinear(nn.Module):
@@ -82,10 +101,12 @@ class PortionedLinear(nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.menu = menu
+        packs = any(portion.way == "packed" for portion in menu.portions)
+        self._matrix = Matrix(linear.weight, pack(linear.weight) if packs else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., in_features] to [..., out_features]."""
-        out = multiply(x.reshape(-1, self.in_features), self.weight, self.menu)
+        out = multiply(x.reshape(-1, self.in_features), self._matrix, self.menu)
         if self.bias is not None:
             out += self.bias
         return out.view(*x.shape[:-1], self.out_features)
@@ -95,26 +116,37 @@ class PortionedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, menu={self.menu}"
 
 
-def multiply(x: Tensor, weight: Tensor, menu: Menu) -> Tensor:
-    """`x @ weight.T`, portion by portion: x [rows, in], weight [out, in] -> [rows, out]."""
+def multiply(x: Tensor, matrix: Matrix, menu: Menu) -> Tensor:
+    """`x @ weight.T`, portion by portion: x [rows, in] -> [rows, out]."""
     count = x.shape[0]
     portions = tuple(menu.cut(count))
     padding = sum(portion.rows for portion in portions) - count
     if padding:
         x = F.pad(x, (0, 0, 0, padding))
     if len(portions) == 1:
-        return _product(x, weight, portions[0])[:count].contiguous()
-    out = x.new_empty(count + padding, weight.shape[0])
+        return matrix.product(x, portions[0].way)[:count].contiguous()
+    out = x.new_empty(count + padding, matrix.plain.shape[0])
     first = 0
     for portion in portions:
         until = first + portion.rows
-        out[first:until] = _product(x[first:until], weight, portion)
+        out[first:until] = matrix.product(x[first:until], portion.way)
         first = until
     return out[:count]
 
 
-def _product(x: Tensor, weight: Tensor, portion: Portion) -> Tensor:
-    return F.linear(weight, x).t() if portion.turned else F.linear(x, weight)
+def pack(weight: Tensor) -> Tensor | None:
+    """The weight in oneDNN's layout; None where torch does not have the (private) operators or they refuse it."""
+    try:
+        packed = _onednn()._reorder_linear_weight(weight.detach(), _GRAIN)  # noqa: SLF001
+        Matrix(weight, packed).product(weight.new_zeros(1, weight.shape[1]), "packed")
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+    return packed
+
+
+def _onednn() -> Any:
+    """Operators that torch keeps for its own compiler: they may change with any release, so `pack` tries them first."""
+    return torch.ops.mkldnn
 
 
 def portion_linears(model: nn.Module) -> bool:
@@ -123,31 +155,40 @@ def portion_linears(model: nn.Module) -> bool:
     Returns whether that covers every product with a weight: False where a model keeps weights elsewhere (a mixture's
     experts, for one), whose rows may then still depend on how many there are.
     """
+    linears = list(_linears(model))
+    packs = sum(linear.weight.nbytes for _, _, linear in linears) <= _PACKED_BYTES
     menus: dict[tuple[torch.Size, torch.dtype], Menu] = {}
-    for parent, name, linear in list(_linears(model)):
+    for parent, name, linear in linears:
         key = (linear.weight.shape, linear.weight.dtype)
         menu = menus.get(key)
         if menu is None:
-            menu = menus[key] = choose_menu(linear.weight)
+            menu = menus[key] = choose_menu(linear.weight, packs=packs)
         setattr(parent, name, PortionedLinear(linear, menu))
     return all(_is_covered(module) for module in model.modules())
 
 
-def choose_menu(weight: Tensor) -> Menu:
-    """All products that give the same bits here as one of 16 rows, for weights of this shape and dtype."""
+def choose_menu(weight: Tensor, *, packs: bool = True) -> Menu:
+    """All products that give the same bits here as a plain one of 16 rows, for weights of this shape and dtype."""
     most = _LOGITS_ROWS if weight.shape[0] >= _LOGITS_OUTPUTS else max(_LOGITS_ROWS, _TRIAL_ELEMENTS // weight.numel())
     sizes = [size for size in _SIZES if size <= most]
     stand_in, x = _cancelling(weight, sizes[-1])
+    matrix = Matrix(stand_in, pack(stand_in) if packs else None)
     wanted = torch.cat([F.linear(stand_in, part) for part in _split(x)], dim=1).t()
     portions: list[Portion] = []
     for size in sizes:
-        ways = (Portion(size, turned=True), Portion(size, turned=False))
-        for way in ways if size < _TURNED_BELOW else reversed(ways):
+        for way in _ways(size, matrix):
             # The first 16 rows make the standard; all others are compared at the other end of the product.
-            if size == _GRAIN or torch.equal(_product(x[-size:], stand_in, way), wanted[-size:]):
-                portions.append(way)
+            if torch.equal(matrix.product(x[-size:], way), wanted[-size:]):
+                portions.append(Portion(size, way))
                 break
     return Menu(tuple(portions))
+
+
+def _ways(size: int, matrix: Matrix) -> Iterator[Way]:
+    """The fastest first."""
+    if matrix.packed is not None:
+        yield "packed"
+    yield from ("turned", "plain") if size < _TURNED_BELOW else ("plain", "turned")
 
 
 def _split(x: Tensor) -> Iterator[Tensor]:
