@@ -8,7 +8,7 @@ from foreword.base.errors import ConfigError
 from foreword.base.ids import BlockId
 from foreword.cache.orders import Copy
 from foreword.runner.copies import apply_copies, clear_tails
-from foreword.runner.layout import LayerShape, Piece, lay_out
+from foreword.runner.layout import LayerShape, lay_out
 from foreword.runner.memory import KVMemory, count_blocks
 
 ALIKE = (LayerShape(kv_heads=3, key_dim=8, value_dim=8),) * 2
@@ -53,26 +53,28 @@ def test_what_is_written_is_read(shapes: tuple[LayerShape, ...]) -> None:
     table = [2, 0, 3]
     positions = torch.arange(13)
     blocks, offsets = torch.tensor(table)[positions // 5], positions % 5
-    written: dict[Piece, torch.Tensor] = {}
-    for pieces, view in ((kv.layout.keys, kv.keys), (kv.layout.values, kv.values)):
-        for layer, piece in enumerate(pieces):
-            states = written[piece] = torch.randn(piece.heads, 13, piece.dim)
-            kv.write(piece, kv.places(piece, blocks, offsets), states)
-            assert view(layer).shape == (5, 5, piece.heads, piece.dim)
-            assert torch.equal(view(layer)[blocks, offsets], states.transpose(0, 1))
-    for piece, states in written.items():
-        wanted = torch.tensor([[*table, kv.null_block]])
-        found = kv.read(piece, kv.runs(piece, wanted), 4)
-        assert found.shape == (piece.heads, 20, piece.dim)
-        assert torch.equal(found[:, :13], states)
-        assert not found[:, 13:].any()
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for layer, (key, value) in enumerate(zip(kv.layout.keys, kv.layout.values, strict=True)):
+        states = torch.randn(key.heads, 13, key.dim), torch.randn(value.heads, 13, value.dim)
+        kv.write(layer, kv.places(layer, blocks, offsets), *states)
+        written.append(states)
+        for view, state in zip((kv.keys(layer), kv.values(layer)), states, strict=True):
+            assert view.shape == (5, 5, state.shape[0], state.shape[2])
+            assert torch.equal(view[blocks, offsets], state.transpose(0, 1))
+    for layer, states in enumerate(written):
+        for found, state in zip(
+            kv.read(layer, kv.runs(layer, torch.tensor([[*table, kv.null_block]])), 4), states, strict=True
+        ):
+            assert found.shape == (1, state.shape[0], 20, state.shape[2])
+            assert torch.equal(found[0, :, :13], state)
+            assert not found[:, :, 13:].any()
 
 
 def test_a_table_for_each_sequence() -> None:
     kv = memory(ALIKE)
     kv.buffer[:-1] = torch.randn(4, kv.layout.span)
-    piece = kv.layout.values[1]
-    found = kv.read(piece, kv.runs(piece, torch.tensor([[1, 2], [3, 0]])), 2).view(2, 3, 10, 8)
+    # Row numbers made for one layer fit another of the same shape.
+    _, found = kv.read(1, kv.runs(0, torch.tensor([[1, 2], [3, 0]])), 2)
     for row, table in enumerate(((1, 2), (3, 0))):
         expected = torch.cat([kv.values(1)[block] for block in table])
         assert torch.equal(found[row], expected.transpose(0, 1))

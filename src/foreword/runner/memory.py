@@ -47,45 +47,59 @@ class KVMemory:
         """V of one layer, a view [num_blocks + 1, block_size, kv_heads, value_dim]."""
         return self._view(self.layout.values[layer])
 
-    def places(self, piece: Piece, blocks: Tensor, offsets: Tensor) -> Tensor:
-        """Where rows of tokens go in a piece at offset 0, for `write`: [heads * rows * (dim / unit)].
+    def places(self, layer: int, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """Where tokens go in a layer, for `write`: one row number for each unit of K, then of V.
 
-        `blocks` and `offsets` are [rows]: the block of each token and its place inside the block.
-        """
-        unit, size = self.layout.unit, self.layout.block_size
-        parts = piece.dim // unit
-        device = self.buffer.device
-        token = blocks * (self.layout.span // unit) + offsets * parts
-        head = torch.arange(piece.heads, device=device) * (size * parts)
-        part = torch.arange(parts, device=device)
-        return (head[:, None, None] + token[None, :, None] + part[None, None, :]).reshape(-1)
-
-    def write(self, piece: Piece, places: Tensor, vectors: Tensor) -> None:
-        """Store `vectors` [heads, rows, dim] at `places` (made by `places` for a piece of the same shape)."""
-        base = piece.offset // self.layout.unit
-        self._units.index_copy_(0, places + base, vectors.reshape(-1, self.layout.unit))
-
-    def runs(self, piece: Piece, blocks: Tensor) -> Tensor:
-        """Which rows hold `blocks` [n, count] of a piece at offset 0, for `read`.
-
-        [n * heads * count * (dim / unit)] row numbers.
+        `blocks` and `offsets` are [tokens]: the block of each and its place inside the block. Fits all layers of the
+        same shape.
         """
         size, unit = self.layout.block_size, self.layout.unit
-        parts = piece.dim // unit
-        device = self.buffer.device
-        block = blocks * (self.layout.span // (unit * size))
-        head = torch.arange(piece.heads, device=device) * parts
-        part = torch.arange(parts, device=device)
-        return (block[:, None, :, None] + head[None, :, None, None] + part).reshape(-1)
+        device, span = self.buffer.device, self.layout.span // unit
+        rows: list[Tensor] = []
+        for piece in (self.layout.keys[layer], self.layout.values[layer]):
+            parts = piece.dim // unit
+            token = blocks * span + offsets * parts + (piece.offset - self.layout.keys[layer].offset) // unit
+            head = torch.arange(piece.heads, device=device) * (size * parts)
+            part = torch.arange(parts, device=device)
+            rows.append((head[:, None, None] + token[None, :, None] + part[None, None, :]).reshape(-1))
+        return torch.cat(rows)
 
-    def read(self, piece: Piece, runs: Tensor, count: int) -> Tensor:
-        """Gather `count` blocks for each of n rows of a table: [n * heads, count * block_size, dim], contiguous.
+    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store `keys` and `values` [heads, tokens, dim] of a layer at `places`."""
+        unit = self.layout.unit
+        if keys.shape == values.shape:
+            vectors = torch.cat((keys, values)).view(-1, unit)
+        else:
+            vectors = torch.cat((keys.reshape(-1, unit), values.reshape(-1, unit)))
+        self._units.index_copy_(0, places + self.layout.keys[layer].offset // unit, vectors)
 
-        `runs` is made by `runs` for a piece of the same shape.
+    def runs(self, layer: int, blocks: Tensor) -> Tensor:
+        """Which rows hold a layer's part of `blocks` [n, count], for `read`: those of K, then those of V.
+
+        Fits all layers of the same shape.
         """
-        base = piece.offset // (self.layout.unit * self.layout.block_size)
-        rows = torch.index_select(self._rows, 0, runs + base)
-        return rows.view(-1, count * self.layout.block_size, piece.dim)
+        size, unit = self.layout.block_size, self.layout.unit
+        device = self.buffer.device
+        rows: list[Tensor] = []
+        for piece in (self.layout.keys[layer], self.layout.values[layer]):
+            parts = piece.dim // unit
+            skipped = (piece.offset - self.layout.keys[layer].offset) // (unit * size)
+            block = blocks * (self.layout.span // (unit * size)) + skipped
+            head = torch.arange(piece.heads, device=device) * parts
+            part = torch.arange(parts, device=device)
+            rows.append((block[:, None, :, None] + head[None, :, None, None] + part).reshape(-1))
+        return torch.cat(rows)
+
+    def read(self, layer: int, runs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Gather a layer's K and V of `count` blocks for each of n tables: [n, heads, count * block_size, dim] each."""
+        keys, values = self.layout.keys[layer], self.layout.values[layer]
+        size, unit = self.layout.block_size, self.layout.unit
+        rows = torch.index_select(self._rows, 0, runs + keys.offset // (unit * size))
+        num_keys = rows.shape[0] * keys.dim // (keys.dim + values.dim)
+        return (
+            rows[:num_keys].view(-1, keys.heads, count * size, keys.dim),
+            rows[num_keys:].view(-1, values.heads, count * size, values.dim),
+        )
 
     def _view(self, piece: Piece) -> Tensor:
         size = self.layout.block_size

@@ -18,7 +18,7 @@ from foreword.runner.attention.call import Call, Sight
 from foreword.runner.attention.heights import Heights, heights_by_layer
 from foreword.runner.attention.product import attend_product
 from foreword.runner.attention.tiles import Segment, Tile, cut, table
-from foreword.runner.layout import Piece
+from foreword.runner.layout import LayerShape
 from foreword.runner.memory import KVMemory
 
 _GATHER_BYTES = 64 * 2**20
@@ -29,6 +29,13 @@ _STACKED_MASK_BYTES = 2**20
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The rows of a product are just as many rows of the batch, one after the other."""
+
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """Each sequence has one row, and these are neighbours in the batch; the product repeats it to its height."""
 
     begin: int
 
@@ -56,7 +63,7 @@ class _Slice:
     height: int
     first_key: int
     """Where its keys begin in the gathered ones."""
-    rows: "_Run | _Scattered"
+    rows: "_Run | _Single | _Scattered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,40 +131,36 @@ class SdpaStep:
             torch.tensor(blocks, dtype=torch.long, device=device),
             torch.tensor([p % size for p in positions], dtype=torch.long, device=device),
         )
-        self._places: dict[tuple[int, int], Tensor] = {}
-        self._runs: dict[tuple[int, int, int], Tensor] = {}
+        self._places: dict[LayerShape, Tensor] = {}
+        self._runs: dict[tuple[int, LayerShape], Tensor] = {}
         self._cuts: dict[tuple[Sight, Heights, int], tuple[_Group, ...]] = {}
 
     def attend(self, call: Call) -> Tensor:
         """See `call.Step`."""
         layer = self._backend.slots[call.layer]
-        layout = self._memory.layout
-        self._store(layout.keys[layer], call.key)
-        self._store(layout.values[layer], call.value)
-        out = call.value.new_empty(self._total, call.query.shape[0], call.value.shape[2])
-        out[self._num_rows :] = 0
+        shape = LayerShape(kv_heads=call.key.shape[0], key_dim=call.key.shape[2], value_dim=call.value.shape[2])
+        self._store(layer, shape, call)
+        out = call.value.new_empty(self._total, call.query.shape[0], shape.value_dim)
+        if self._total > self._num_rows:
+            out[self._num_rows :] = 0
         for group in self._cut(call, self._backend.heights[call.layer]):
-            keys = self._gather(group, layout.keys[layer])
-            values = self._gather(group, layout.values[layer])
+            keys, values = self._gather(layer, shape, group)
             for piece in group.slices:
                 _attend_slice(call, piece, keys, values, out)
         return out
 
-    def _store(self, piece: Piece, states: Tensor) -> None:
-        shape = (piece.heads, piece.dim)
+    def _store(self, layer: int, shape: LayerShape, call: Call) -> None:
         places = self._places.get(shape)
         if places is None:
-            places = self._places[shape] = self._memory.places(piece, *self._slots)
-        self._memory.write(piece, places, states[:, : self._num_rows])
+            places = self._places[shape] = self._memory.places(layer, *self._slots)
+        self._memory.write(layer, places, call.key[:, : self._num_rows], call.value[:, : self._num_rows])
 
-    def _gather(self, group: _Group, piece: Piece) -> Tensor:
-        """[n, kv_heads, keys, dim]."""
-        key = (id(group), piece.heads, piece.dim)
-        runs = self._runs.get(key)
+    def _gather(self, layer: int, shape: LayerShape, group: _Group) -> tuple[Tensor, Tensor]:
+        """Keys and values, [n, kv_heads, keys, dim] each."""
+        runs = self._runs.get((id(group), shape))
         if runs is None:
-            runs = self._runs[key] = self._memory.runs(piece, group.blocks)
-        n, count = group.blocks.shape
-        return self._memory.read(piece, runs, count).view(n, piece.heads, -1, piece.dim)
+            runs = self._runs[id(group), shape] = self._memory.runs(layer, group.blocks)
+        return self._memory.read(layer, runs, group.blocks.shape[1])
 
     def _cut(self, call: Call, heights: Heights) -> tuple[_Group, ...]:
         key = (call.sight, heights, call.query.shape[0] // call.key.shape[0])
@@ -218,6 +221,8 @@ class SdpaStep:
         mask = mask[:, None].to(buffer.device)
         if len(tiles) == 1 and tiles[0].count == height:
             return _Slice(mask, height, skip * size, _Run(tiles[0].row))
+        if all(tile.count == 1 and tile.row == tiles[0].row + i for i, tile in enumerate(tiles)):
+            return _Slice(mask, height, skip * size, _Single(tiles[0].row))
         rows = (torch.tensor([[tile.row] for tile in tiles]) + clipped).reshape(-1).to(buffer.device)
         real = (steps < counts).reshape(-1).nonzero().reshape(-1).to(buffer.device)
         return _Slice(mask, height, skip * size, _Scattered(rows, real, rows.index_select(0, real)))
@@ -233,14 +238,18 @@ def _attend_slice(call: Call, piece: _Slice, keys: Tensor, values: Tensor, out: 
     match piece.rows:
         case _Run(begin):
             query = call.query[:, begin : begin + height]
+        case _Single(begin):
+            query = call.query[:, begin : begin + n, None].expand(-1, -1, height, -1)
         case _Scattered(take):
             query = call.query.index_select(1, take)
     query = query.view(kv_heads, group, n, height, dim).permute(2, 0, 1, 3, 4)
     mask = piece.mask if piece.mask.shape[2] == group * height else piece.mask.repeat(1, 1, group, 1)
-    mixed = attend_product(call.scoring, query, keys, values, mask).permute(0, 3, 1, 2, 4)
+    mixed = attend_product(call.scoring, query, keys, values, mask)
     match piece.rows:
         case _Run(begin):
-            out[begin : begin + height].view(1, height, kv_heads, group, -1).copy_(mixed)
+            out[begin : begin + height].view(1, height, kv_heads, group, -1).copy_(mixed.permute(0, 3, 1, 2, 4))
+        case _Single(begin):
+            out[begin : begin + n].view(n, kv_heads, group, -1).copy_(mixed[:, :, :, 0])
         case _Scattered(_, real, into):
-            rows = mixed.reshape(n * height, heads, -1)
+            rows = mixed.permute(0, 3, 1, 2, 4).reshape(n * height, heads, -1)
             out.index_copy_(0, into, rows.index_select(0, real))
