@@ -21,6 +21,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from struct import iter_unpack
 from typing import NamedTuple, TypeAlias, cast
 
 from foreword.base.ids import BlockHash
@@ -158,12 +159,19 @@ class Chain:
             words.byteswap()
         raw, step, count = words.tobytes(), 4 * size, _u32(size)
         before: bytes = self.parent(done)
-        for i in range(done, done + todo):
+        last_extra = max(self._extras, default=-1)
+        i = done
+        while i < done + todo and i <= max(self.first_private, last_extra):
             body = count + raw[(i - done) * step : (i - done + 1) * step]
             if i == self.first_private and self._is_public(before + body, i):
                 self.first_private += 1
             tail = _field(self.extras(i)) if i in self._extras or i == self.first_private else _NO_EXTRAS
             before = sha256(before + body + tail).digest()
+            append(before)
+            i += 1
+        # From here on no block has extras: nearly all of a long prompt, so nothing is decided any more.
+        for (words_of_block,) in iter_unpack(f"{step}s", raw[(i - done) * step :]):
+            before = sha256(before + count + words_of_block + _NO_EXTRAS).digest()
             append(before)
 
     def _is_public(self, beginning: bytes, block: int) -> bool:
