@@ -225,7 +225,7 @@ def test_reasons() -> None:
     def reason(tokens: list[int], reach: Reach = EVERYTHING) -> str:
         lease = cache.acquire(chain(tokens), reach)
         cache.release(lease)
-        return cache.reason(chain(tokens), reach, lease.matched_tokens)
+        return cache.explain(chain(tokens), reach, lease.matched_tokens).reason
 
     assert reason([1] * 9) == "never_seen"
     cache.release(run(cache, chain([1] * 9)))
@@ -237,7 +237,7 @@ def test_reasons() -> None:
     assert reason([1] * 17) == "never_seen"
     assert reason([1] * 9, Reach(read_tokens=5)) == "prefix_length"
     off = PrefixCache(16, BLOCK, off="cache_disabled")
-    assert off.reason(chain([1] * 9), EVERYTHING, 0) == "cache_disabled"
+    assert off.explain(chain([1] * 9), EVERYTHING, 0).reason == "cache_disabled"
 
 
 def test_off_means_nothing_is_found() -> None:

@@ -7,6 +7,7 @@ from time import monotonic, sleep
 from foreword.base.errors import CapacityError
 from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import FinishReason
+from foreword.cache.explain import Explanation
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState
 from foreword.engine.stream import Stream
@@ -106,7 +107,7 @@ def usage(prompt: int, completion: int) -> Usage:
         computed_tokens=prompt,
         recomputed_tokens=0,
         completion_tokens=completion,
-        reason="never_seen",
+        explanation=Explanation("never_seen", 0),
         queue_s=0.0,
         tokenize_s=0.0,
         lookup_s=0.0,

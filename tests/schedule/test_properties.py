@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, RequestId
-from foreword.base.params import Reach, Sampling
+from foreword.base.params import AS_USUAL, Keep, Reach, Sampling
 from foreword.cache.identity import Chain, Space, Tenant, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.schedule.plan import Chunk, Outcome, Plan
@@ -42,7 +42,9 @@ class Heart(RuleBasedStateMachine):
     def start(  # noqa: PLR0917  (as below)
         self, blocks: int, budget: int, running: int, enabled: bool, shares: dict[str, int], space: Space
     ) -> None:
-        self.cache = PrefixCache(blocks, BLOCK, off=None if enabled else "cache_disabled", shares=shares)
+        off = None if enabled else "cache_disabled"
+        self.cache = PrefixCache(blocks, BLOCK, off=off, shares=shares, pin_blocks=blocks)
+        self.now = 0.0
         self.space, self.shares = space, shares
         self.scheduler = Scheduler(self.cache, max_batch_tokens=budget, max_running=running)
         self.runner = FakeRunner(blocks, BLOCK)
@@ -66,9 +68,10 @@ class Heart(RuleBasedStateMachine):
         max_tokens=st.integers(1, 9),
         stop=st.sampled_from([frozenset[int](), frozenset({3})]),
         reach=st.sampled_from(
-            [Reach()] * 4 + [Reach(read_tokens=6, store_tokens=6), Reach(read_tokens=0), Reach(store_tokens=0)]
+            [Reach()] * 4 + [Reach(read_tokens=6, store_tokens=6), Reach(read=False), Reach(store_tokens=0)]
         ),
         priority=st.sampled_from([0, 0, 0, 1]),
+        keep=st.sampled_from([AS_USUAL, AS_USUAL, Keep(ttl_s=2), Keep(priority=0), Keep(priority=100, ttl_s=9)]),
     )
     def submit(  # noqa: PLR0917  (a rule takes one argument for each thing that is drawn)
         self,
@@ -79,6 +82,7 @@ class Heart(RuleBasedStateMachine):
         stop: frozenset[int],
         reach: Reach,
         priority: int,
+        keep: Keep,
     ) -> None:
         if len(self.asked) - len(self.over) >= 7:
             return
@@ -86,7 +90,9 @@ class Heart(RuleBasedStateMachine):
         chain = Chain(self.space, prompt, tenant=TENANTS[tenant])
         world = World(TENANTS[tenant].salt, chain.first_private * BLOCK)
         sampling = Sampling(max_tokens=max_tokens, stop_ids=stop)
-        ask = Submission(id=name, chain=chain, sampling=sampling, arrival_s=0, reach=reach, priority=priority)
+        ask = Submission(
+            id=name, chain=chain, sampling=sampling, arrival_s=0, reach=reach, priority=priority, keep=keep
+        )
         self.asked[name], self.got[name], self.runner.worlds[name] = (ask, prompt, world), [], world
         self.scheduler.add(ask)
         self.verify()
@@ -101,7 +107,7 @@ class Heart(RuleBasedStateMachine):
     def cancel(self, pick: int) -> None:
         live = [n for n in self.asked if n not in self.over]
         if live:
-            event = self.scheduler.cancel(live[pick % len(live)], 0.0)
+            event = self.scheduler.cancel(live[pick % len(live)], self.now)
             assert event is not None
             assert event.finish == "cancelled"
             self.over[event.request] = "cancelled"
@@ -124,6 +130,47 @@ class Heart(RuleBasedStateMachine):
         self.known.clear()
         self.verify()
 
+    @rule(tenant=st.sampled_from(TENANTS))
+    def flush_tenant(self, tenant: Tenant) -> None:
+        before = self.cache.owned()
+        self.cache.flush_tenant(tenant.name)
+        assert self.cache.owned() == before | ({tenant.name: 0} if tenant.name in before else {})
+        self.naive.forget(tenant.salt)
+        self.stale |= {name for name in self.reached if self.asked[name][0].chain.tenant == tenant}
+        self.known = {name: row for name, row in self.known.items() if self.cache._index.find(name) is not None}
+        self.verify()
+
+    @rule(pick=st.integers(0, 20), block=st.integers(0, 2))
+    def flush_prefix(self, pick: int, block: int) -> None:
+        chains = [ask.chain for ask, _, _ in self.asked.values() if block < len(ask.chain.hashes)]
+        if chains:
+            chain = chains[pick % len(chains)]
+            name = chain.hashes[block]
+            if self.cache._index.find(name) is None:
+                return
+            self.cache.flush_prefix(name)
+            assert self.cache._index.find(name) is None
+            start = tuple(chain.tokens[: (block + 1) * BLOCK])
+            self.naive.forget(chain.tenant.salt if block >= chain.first_private else SHARED, start)
+            concerned = [n for n in self.reached if name in self.asked[n][0].chain.hashes]
+            self.stale |= set(concerned)
+            self.verify()
+
+    @rule(pick=st.integers(0, 20), lasts=st.sampled_from([2.0, 1e9]), pinned=st.booleans())
+    def pin(self, pick: int, lasts: float, pinned: bool) -> None:
+        asks = [ask for ask, _, _ in self.asked.values() if len(ask.chain.hashes) > ask.chain.first_private]
+        if asks:
+            chain = asks[pick % len(asks)].chain
+            if pinned:
+                self.cache.pin(chain.hashes[chain.first_private :], chain.tenant.name, self.now + lasts)
+            else:
+                self.cache.unpin(chain.hashes[-1])
+            self.verify()
+
+    @rule(seconds=st.integers(1, 4))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
     @precondition(lambda self: not self.flights)
     @rule()
     def drain(self) -> None:
@@ -137,7 +184,7 @@ class Heart(RuleBasedStateMachine):
 
     def step_once(self) -> None:
         while len(self.flights) < self.depth:
-            plan = self.scheduler.plan(0.0)
+            plan = self.scheduler.plan(self.now)
             if plan is None:
                 break
             assert plan.num_tokens <= self.scheduler._max_batch_tokens
@@ -153,11 +200,11 @@ class Heart(RuleBasedStateMachine):
         except RuntimeError:
             self.flights.clear()
             self.reached.clear()
-            self.take(self.scheduler.abort(plan, "planted", 0.0))
+            self.take(self.scheduler.abort(plan, "planted", self.now))
         else:
             for chunk in plan.chunks:
                 self.note(chunk.request, chunk.end)
-            self.take(self.scheduler.commit(plan, result, 0.0))
+            self.take(self.scheduler.commit(plan, result, self.now))
 
     def look_up(self, chunk: Chunk) -> None:
         """A chunk that does not go on where its request was has just been matched: never beyond what is known."""

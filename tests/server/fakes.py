@@ -13,6 +13,7 @@ from foreword.base.errors import CapacityError, NotFound, RequestError, Unavaila
 from foreword.base.ids import BlockHash
 from foreword.base.params import FinishReason
 from foreword.cache.blocks import PoolState
+from foreword.cache.explain import Explanation
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState, TenantState
 from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
@@ -118,7 +119,7 @@ class FakeFront:
             computed_tokens=len(ids) - cached,
             recomputed_tokens=0,
             completion_tokens=completion,
-            reason="complete" if cached == whole * BLOCK and whole else "never_seen",
+            explanation=Explanation("complete" if cached == whole * BLOCK and whole else "never_seen", cached),
             queue_s=0.001,
             tokenize_s=0.0005,
             lookup_s=0.002,

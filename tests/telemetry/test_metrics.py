@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from foreword.base.ids import RequestId
 from foreword.cache.blocks import PoolState
+from foreword.cache.explain import Explanation
 from foreword.engine.state import EngineState
 from foreword.schedule.plan import Outcome, Sample, StepStats, TokenEvent, Usage
 from foreword.telemetry import Metrics, hit_class
@@ -19,7 +20,7 @@ def usage(cached: int, computed: int, reason: str = "never_seen", first_token_s:
         computed_tokens=computed,
         recomputed_tokens=0,
         completion_tokens=1,
-        reason=reason,  # pyright: ignore[reportArgumentType]
+        explanation=Explanation(reason, cached),  # pyright: ignore[reportArgumentType]
         queue_s=0.0,
         tokenize_s=0.0,
         lookup_s=0.0,

@@ -13,7 +13,7 @@ class Sampling:
     """How the next token is drawn and when the answer ends. None of it changes KV."""
 
     max_tokens: int
-    """Tokens to generate at most, >= 1."""
+    """Tokens to generate at most; 0 only computes the prompt."""
     temperature: float = 0.0
     """0 takes the most likely token; above 0 logits are divided by it before the draw."""
     top_p: float = 1.0
@@ -32,13 +32,17 @@ class Sampling:
 class Reach:
     """How far one request may read from and write to the cache, in tokens; None means all the way."""
 
+    read: bool = True
+    """False reads nothing, whatever `read_tokens` says; the request asked to be computed whole."""
     read_tokens: int | None = None
-    """A match never covers more tokens than this; 0 reads nothing."""
+    """A match never covers more tokens than this."""
     store_tokens: int | None = None
-    """Only full blocks that hold at least one of the first `store_tokens` tokens are published."""
+    """Only full blocks that hold at least one of the first `store_tokens` tokens are published; 0 stores nothing."""
 
     def readable(self, tokens: int) -> int:
         """How many of `tokens` leading tokens may be read."""
+        if not self.read:
+            return 0
         return tokens if self.read_tokens is None else min(tokens, self.read_tokens)
 
     def storable(self, blocks: int, block_size: int) -> int:
@@ -47,3 +51,28 @@ class Reach:
 
 
 EVERYTHING = Reach()
+
+PRIORITY = 50
+"""How dear a block is unless a request says otherwise, on a scale of 0 to 100."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How long and how dearly a request's blocks are kept; None is the server's default.
+
+    What is asked for by name holds for all that the request reads or stores; the default only for what it stores. A
+    block keeps the longest time and the highest priority that it was ever given, and so do the blocks before it.
+    """
+
+    ttl_s: float | None = None
+    """Seconds after its last use for which a block can be found; each hit begins them again."""
+    priority: int | None = None
+    """0 to 100: lower ones are evicted first, and equal ones in the order of their last use."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything is asked for by name."""
+        return self.ttl_s is not None or self.priority is not None
+
+
+AS_USUAL = Keep()

@@ -12,11 +12,18 @@ Writable means exactly one holder and no hash; that is the whole copy-on-write r
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, BlockId
+from foreword.cache.expiry import NEVER, Expiry
+
+PINNED = 101
+"""The rank of pinned blocks: above every priority."""
+
+Line = OrderedDict[BlockId, float]
+"""Unheld blocks of one owner and rank in the order in which they were let go, oldest first, each with that moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +36,77 @@ class PoolState:
     held: int
 
 
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """How long and how dearly a block is kept, every default filled in."""
+
+    rank: int
+    """Lower ones are evicted first."""
+    ttl_s: float
+    """Seconds after its last use for which it can be found; `NEVER` has no end."""
+
+
 class Shelf:
-    """One owner's published blocks; the unheld ones in the order in which they were let go, oldest first."""
+    """One owner's published blocks; the unheld ones in lines by rank."""
 
-    __slots__ = ("cached", "num_published")
+    __slots__ = ("lines", "num_published", "owner")
 
-    def __init__(self) -> None:
-        self.cached: OrderedDict[BlockId, None] = OrderedDict()
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.lines: dict[int, Line] = {}
+        """Lowest rank first."""
         self.num_published = 0
         """Held ones included."""
 
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds."""
+        return sum(map(len, self.lines.values()))
+
+    @property
+    def num_pinned(self) -> int:
+        """Pinned blocks that nobody holds."""
+        return len(self.lines.get(PINNED, ()))
+
+    def line(self, rank: int) -> Line:
+        """The line of this rank, made if need be."""
+        line = self.lines.get(rank)
+        if line is None:
+            line = Line()
+            self.lines = dict(sorted({**self.lines, rank: line}.items()))
+        return line
+
+    def order(self) -> list[BlockId]:
+        """The unheld blocks, the next to be evicted first."""
+        return [block for line in self.lines.values() for block in line]
+
+    def first(self) -> BlockId:
+        """The next to be evicted; there must be one."""
+        return next(iter(next(line for line in self.lines.values() if line)))
+
 
 class BlockPool:
-    """Counts holders, keeps hashes, and orders unheld hashed blocks by when they were last let go.
+    """Counts holders, keeps hashes, and lines up unheld hashed blocks by rank and by when they were last let go.
 
-    The order of a shelf is its eviction order, least recently released first. Whoever releases a prefix releases its
-    tail first; then a parent is never older than its child, and the oldest block of an owner is always a leaf.
+    The order of a shelf is its eviction order. Whoever releases a prefix releases its tail first, and a block never has
+    a lower rank or a shorter time than one that continues it (`raise_`); so an owner's first block is always a leaf.
     """
 
-    __slots__ = ("_free", "_hashes", "_holders", "_owners", "_shelf_of", "_shelves", "num_blocks", "num_cached")
+    __slots__ = (
+        "_expiry",
+        "_free",
+        "_hashes",
+        "_holders",
+        "_line_of",
+        "_owners",
+        "_shelf_of",
+        "_shelves",
+        "_worths",
+        "hits",
+        "now",
+        "num_blocks",
+        "num_cached",
+    )
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -57,7 +116,15 @@ class BlockPool:
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]
         self._shelves: dict[str, Shelf] = {}
         self._shelf_of: list[Shelf | None] = [None] * num_blocks
+        self._line_of: list[Line | None] = [None] * num_blocks
+        # Where a published block stands while nobody holds it.
+        self._worths: list[Worth] = [Worth(0, NEVER)] * num_blocks
+        self._expiry = Expiry()
+        self.hits = [0] * num_blocks
+        """How often each published block was matched."""
         self.num_cached = 0
+        self.now = 0.0
+        """The moment of whatever happens next."""
 
     @property
     def num_free(self) -> int:
@@ -82,6 +149,24 @@ class BlockPool:
         """Whose a held or cached block is: the tenant that took it, until a hash gives it to another owner."""
         return self._owners[block]
 
+    def worth_of(self, block: BlockId) -> Worth:
+        """How a published block is kept; its rank does not say whether it is pinned."""
+        return self._worths[block]
+
+    def last_used(self, block: BlockId) -> float:
+        """When a published block was last let go; now, while somebody holds it."""
+        line = self._line_of[block]
+        return self.now if line is None else line.get(block, self.now)
+
+    def is_held(self, block: BlockId) -> bool:
+        """Whether anybody holds it."""
+        return self._holders[block] > 0
+
+    def is_pinned(self, block: BlockId) -> bool:
+        """Whether a published block is evicted last."""
+        shelf = self._shelf_of[block]
+        return shelf is not None and self._line_of[block] is shelf.lines.get(PINNED)
+
     def is_writable(self, block: BlockId) -> bool:
         """Whether its holder may write into it: exactly one holder and no hash."""
         return self._holders[block] == 1 and self._hashes[block] is None
@@ -95,33 +180,43 @@ class BlockPool:
         self._owners[block] = tenant
         return block
 
-    def hold(self, blocks: list[BlockId]) -> None:
+    def hold(self, blocks: Sequence[BlockId]) -> None:
         """Add one holder to each of these shared or cached blocks."""
-        holders, shelf_of = self._holders, self._shelf_of
+        holders, line_of = self._holders, self._line_of
         for block in blocks:
             if not holders[block]:
-                shelf = shelf_of[block]
-                if shelf is None:
+                line = line_of[block]
+                if line is None:
                     raise InvariantBroken(f"block {block} is to be shared but has no hash")
-                del shelf.cached[block]
+                del line[block]
                 self.num_cached -= 1
             holders[block] += 1
 
-    def release(self, block: BlockId) -> None:
-        """Take one holder away; the last one leaves the block cached if it has a hash, else free."""
-        left = self._holders[block] - 1
-        if left < 0:
-            raise InvariantBroken(f"block {block} was released more often than it was held")
-        self._holders[block] = left
-        if left == 0:
-            shelf = self._shelf_of[block]
-            if shelf is None:
-                self._free.append(block)
-            else:
-                shelf.cached[block] = None
-                self.num_cached += 1
+    def count_hits(self, blocks: Sequence[BlockId]) -> None:
+        """These were matched."""
+        hits = self.hits
+        for block in blocks:
+            hits[block] += 1
 
-    def label(self, block: BlockId, name: BlockHash, owner: str) -> None:
+    def release(self, blocks: Sequence[BlockId]) -> None:
+        """Take one holder away from each, in this order; the last one leaves a block cached if hashed, else free."""
+        holders, line_of, now, free = self._holders, self._line_of, self.now, self._free
+        for block in blocks:
+            left = holders[block] - 1
+            if left < 0:
+                raise InvariantBroken(f"block {block} was released more often than it was held")
+            holders[block] = left
+            if left == 0:
+                line = line_of[block]
+                if line is None:
+                    free.append(block)
+                    continue
+                line[block] = now
+                self.num_cached += 1
+                if self._worths[block].ttl_s != NEVER:
+                    self._expiry.watch(block, now + self._worths[block].ttl_s)
+
+    def label(self, block: BlockId, name: BlockHash, owner: str, worth: Worth) -> None:
         """Give a held block its hash: from now on it is read-only. `owner` answers for its memory."""
         if not self.is_writable(block):
             raise InvariantBroken(f"block {block} is to be published but is not private to one holder")
@@ -129,26 +224,68 @@ class BlockPool:
         self._owners[block] = owner
         shelf = self._shelves.get(owner)
         if shelf is None:
-            shelf = self._shelves[owner] = Shelf()
+            shelf = self._shelves[owner] = Shelf(owner)
         shelf.num_published += 1
         self._shelf_of[block] = shelf
+        self._line_of[block] = shelf.line(worth.rank)
+        self._worths[block] = worth
+        self.hits[block] = 0
 
     def unlabel(self, block: BlockId) -> None:
         """Take the hash away; an unheld block becomes free."""
-        shelf = self._shelf_of[block]
-        if shelf is None:
+        shelf, line = self._shelf_of[block], self._line_of[block]
+        if shelf is None or line is None:
             raise InvariantBroken(f"block {block} is to lose a hash that it does not have")
-        self._hashes[block] = self._shelf_of[block] = None
+        self._hashes[block] = self._shelf_of[block] = self._line_of[block] = None
         shelf.num_published -= 1
         if not self._holders[block]:
-            del shelf.cached[block]
+            del line[block]
             self.num_cached -= 1
             self._free.append(block)
+
+    def raise_(self, block: BlockId, worth: Worth) -> bool:
+        """Keep a held block at least so long and so dearly; False if it was already, and so are all before it."""
+        before = self._worths[block]
+        if before.rank >= worth.rank and before.ttl_s >= worth.ttl_s:
+            return False
+        self._worths[block] = Worth(max(before.rank, worth.rank), max(before.ttl_s, worth.ttl_s))
+        if not self.is_pinned(block):
+            self._stand(block, self._worths[block].rank)
+        return True
+
+    def pin(self, block: BlockId, *, pinned: bool) -> None:
+        """Let a published block be evicted last, or in its turn again; it counts as used now.
+
+        A prefix must be pinned tail first and whole, and unpinned tail first.
+        """
+        self._stand(block, PINNED if pinned else self._worths[block].rank)
+        if not pinned and not self._holders[block] and self._worths[block].ttl_s != NEVER:
+            self._expiry.watch(block, self.now + self._worths[block].ttl_s)
+
+    def pop_expired(self) -> BlockId | None:
+        """A cached block whose time is up; None if there is none."""
+        while (block := self._expiry.pop(self.now)) is not None:
+            line = self._line_of[block]
+            if line is None or block not in line:
+                continue  # it is watched again when it is let go
+            moment = line[block] + self._worths[block].ttl_s
+            if self.is_pinned(block):
+                continue  # it is watched again when it is pinned no longer
+            if moment <= self.now:
+                return block
+            self._expiry.watch(block, moment)
+        return None
 
     def holders(self) -> tuple[int, ...]:
         """Number of holders of every block, for checks."""
         return tuple(self._holders)
 
-    def cached_order(self) -> tuple[BlockId, ...]:
-        """The cached blocks, each owner's next to be evicted first, for checks."""
-        return tuple(block for shelf in self._shelves.values() for block in shelf.cached)
+    def _stand(self, block: BlockId, rank: int) -> None:
+        """From now on the block's place is the end of the line of this rank."""
+        shelf, old = self._shelf_of[block], self._line_of[block]
+        if shelf is None or old is None:
+            raise InvariantBroken(f"block {block} is to be kept but has no hash")
+        line = self._line_of[block] = shelf.line(rank)
+        if not self._holders[block]:
+            del old[block]
+            line[block] = self.now

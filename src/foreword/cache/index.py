@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, BlockId
-from foreword.cache.identity import Content
+from foreword.cache.identity import Chain, Content
 
 
 class PrefixIndex:
     """Which published block has which hash, and how they hang together."""
 
-    __slots__ = ("_blocks", "_children", "_contents", "_parents")
+    __slots__ = ("_blocks", "_children", "_contents", "_parents", "roots")
 
     def __init__(self) -> None:
         self._blocks: dict[BlockHash, BlockId] = {}
@@ -29,6 +29,8 @@ class PrefixIndex:
         self._children: dict[BlockHash, list[tuple[Content, BlockHash]]] = {}
         # Children are kept sorted by content: of all contents, one of the two neighbours of a given one in that
         # order has the longest common beginning with it.
+        self.roots: set[BlockHash] = set()
+        """Where anything was ever published from."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -59,28 +61,57 @@ class PrefixIndex:
         """The hash that a published block continues; a root for a first block."""
         return self._parents[name]
 
+    def content(self, name: BlockHash) -> Content:
+        """What a published block adds to its parent."""
+        return self._contents[name]
+
+    def path(self, name: BlockHash) -> list[BlockHash]:
+        """A published block and all that it continues, the first block of the prompt first."""
+        path = list[BlockHash]()
+        while name in self._blocks:
+            path.append(name)
+            name = self._parents[name]
+        return path[::-1]
+
+    def below(self, name: BlockHash) -> list[BlockHash]:
+        """A published block and all that continues it, each after the one that it continues."""
+        order, todo = list[BlockHash](), [name]
+        while todo:
+            name = todo.pop()
+            if name in self._blocks:
+                order.append(name)
+                todo += self.children(name)
+        return order
+
     def children(self, name: BlockHash) -> list[BlockHash]:
         """The published blocks that continue this hash (or root)."""
         return [child for _, child in self._children.get(name, ())]
 
-    def is_continued(self, name: BlockHash, extras: tuple[bytes, ...]) -> bool:
-        """Whether a published block with these extras continues this hash (or root)."""
-        siblings = self._children.get(name, [])
-        place = bisect_left(siblings, (Content(extras, b""),))
-        return place < len(siblings) and siblings[place][0].extras == extras
+    def nearest(self, parent: BlockHash, content: Content) -> tuple[BlockHash, int] | None:
+        """Among the children of `parent` with equal extras, one that begins most like `content`, and the tokens shared.
 
-    def nearest(self, parent: BlockHash, content: Content) -> tuple[BlockId, int] | None:
-        """Among the children of `parent`, the one that begins most like `content`, and how many tokens they share.
-
-        Extras must be equal and at least one token must be. O(log children).
+        O(log children).
         """
         siblings = self._children.get(parent)
         if siblings is None:
             return None
         place = bisect_left(siblings, (content,))
-        near = siblings[max(0, place - 1) : place + 1]
+        near = [one for one in siblings[max(0, place - 1) : place + 1] if one[0].extras == content.extras]
+        if not near:
+            return None
         common, name = max((content.common_tokens(other), name) for other, name in near)
-        return (self._blocks[name], common) if common else None
+        return name, common
+
+    def follow(self, root: BlockHash, chain: Chain, block: int) -> int:
+        """Tokens of block number `block` that a path from `root` has, if it has all blocks of the chain before it."""
+        name = root
+        for number in range(block):
+            near = self.nearest(name, chain.content(number))
+            if near is None or near[1] < chain.block_size:
+                return 0
+            name = near[0]
+        near = self.nearest(name, chain.content(block))
+        return 0 if near is None else near[1]
 
     def publish(self, name: BlockHash, parent: BlockHash, content: Content, block: BlockId) -> None:
         """Make a block findable. Its parent must be a root or published, and the hash must be new."""
@@ -92,11 +123,13 @@ class PrefixIndex:
         siblings = self._children.get(parent)
         if siblings is None:
             self._children[parent] = [(content, name)]
+            if parent not in self._blocks:
+                self.roots.add(parent)
         else:
             insort(siblings, (content, name))
 
-    def drop(self, name: BlockHash) -> BlockId:
-        """Forget a leaf."""
+    def drop(self, name: BlockHash) -> tuple[BlockId, BlockHash, Content]:
+        """Forget a leaf: its block, what it continued, and what it added."""
         if name in self._children:
             raise InvariantBroken(f"hash {name.hex()[:12]} is to be dropped but published blocks continue it")
         parent, content = self._parents.pop(name), self._contents.pop(name)
@@ -104,13 +137,4 @@ class PrefixIndex:
         del siblings[bisect_left(siblings, (content, name))]
         if not siblings:
             del self._children[parent]
-        return self._blocks.pop(name)
-
-    def clear(self) -> list[BlockId]:
-        """Forget everything; the blocks that were published."""
-        blocks = list(self._blocks.values())
-        self._blocks.clear()
-        self._parents.clear()
-        self._contents.clear()
-        self._children.clear()
-        return blocks
+        return self._blocks.pop(name), parent, content

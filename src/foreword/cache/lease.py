@@ -1,7 +1,7 @@
 """Lease: what one request holds of the pool, from its match to its release."""
 
 from foreword.base.ids import BlockId
-from foreword.base.params import Reach
+from foreword.base.params import AS_USUAL, Keep, Reach
 
 
 class Lease:
@@ -11,7 +11,18 @@ class Lease:
     inside a block, that block is in the table as well; it is shared, so the first write into it makes a private copy.
     """
 
-    __slots__ = ("blocks", "generation", "matched_tokens", "published", "reach", "shadows", "sources", "tenant")
+    __slots__ = (
+        "blocks",
+        "generation",
+        "keep",
+        "matched_tokens",
+        "published",
+        "reach",
+        "shadows",
+        "sources",
+        "tenant",
+        "unstored",
+    )
 
     def __init__(self, tenant: str, blocks: list[BlockId], matched_tokens: int, reach: Reach, generation: int) -> None:
         self.tenant = tenant
@@ -21,10 +32,15 @@ class Lease:
         self.matched_tokens = matched_tokens
         """Tokens that the match covers; computing starts here."""
         self.reach = reach
+        self.keep: Keep = AS_USUAL
+        """How what is published through this lease is kept."""
         self.generation = generation
-        """Of the cache when the lease was made; after a flush the lease publishes no more."""
+        """Of the cache up to which nothing that was forgotten concerned this lease; once something did, it publishes no
+        more."""
         self.published = 0
         """Leading blocks of the table that are dealt with: published, or shadowed by the block that is."""
+        self.unstored = 0
+        """Leading blocks of which it is dealt with that they are not to be stored."""
         self.shadows: dict[int, BlockId] = {}
         """Table index -> the published block of the same content, held beside our own private one."""
         self.sources: list[BlockId] = []

@@ -1,14 +1,31 @@
-"""Which owner gives up its oldest block next; pure functions over counts.
+"""Which owner gives up its next block; pure functions over counts.
 
 Every owner is sure of a share of the pool: what it has published up to that share is never evicted for another.
-Inside one owner the order is least recently released first (see `blocks.BlockPool`). Owners without a share are sure of
-nothing. Public blocks are evicted for nobody; an operator bounds them when marking them.
+Inside one owner the order is that of its shelf (see `blocks.BlockPool`): lower priority first, then least recently
+released; pinned blocks go when nobody has any other to spare. Owners without a share are sure of nothing. Public
+blocks are evicted for nobody; an operator bounds them when marking them.
 """
 
 from collections.abc import Mapping
 
-from foreword.cache.blocks import Shelf
+from foreword.base.params import PRIORITY, Keep
+from foreword.cache.blocks import PINNED, Shelf, Worth
+from foreword.cache.expiry import NEVER
 from foreword.cache.identity import PUBLIC
+
+PUBLIC_WORTH = Worth(PINNED - 1, NEVER)
+"""What all tenants share is nobody's to make cheap: no request's wishes change it."""
+
+
+def worth(keep: Keep, default_ttl_s: float) -> Worth:
+    """A request's wishes with the defaults filled in."""
+    priority, ttl_s = keep.priority, keep.ttl_s
+    return Worth(PRIORITY if priority is None else priority, default_ttl_s if ttl_s is None else ttl_s)
+
+
+def named(keep: Keep) -> Worth:
+    """Only what a request asks for by name; the rest raises nothing."""
+    return Worth(-1 if keep.priority is None else keep.priority, -1.0 if keep.ttl_s is None else keep.ttl_s)
 
 
 def spare(owner: str, shelf: Shelf, share: int, asking: str) -> int:
@@ -16,15 +33,20 @@ def spare(owner: str, shelf: Shelf, share: int, asking: str) -> int:
     if owner == PUBLIC:
         return 0
     if owner == asking:
-        return len(shelf.cached)
-    return max(0, min(len(shelf.cached), shelf.num_published - share))
+        return shelf.num_cached
+    return max(0, min(shelf.num_cached, shelf.num_published - share))
 
 
-def most_over_share(shelves: Mapping[str, Shelf], shares: Mapping[str, int], asking: str) -> str | None:
-    """The owner that is furthest over its share and has a block to spare for `asking`. None: nobody has. O(owners)."""
-    best, worst = None, 0
+def most_over_share(shelves: Mapping[str, Shelf], shares: Mapping[str, int], asking: str) -> Shelf | None:
+    """The owner that is furthest over its share and has a block to spare for `asking`, one that is not pinned if any.
+
+    None: nobody has. O(owners).
+    """
+    best, worst = None, (False, 0)
     for owner, shelf in shelves.items():
         share = shares.get(owner, 0)
-        if spare(owner, shelf, share, asking) and (best is None or shelf.num_published - share > worst):
-            best, worst = owner, shelf.num_published - share
+        if spare(owner, shelf, share, asking):
+            excess = (shelf.num_cached > shelf.num_pinned, shelf.num_published - share)
+            if best is None or excess > worst:
+                best, worst = shelf, excess
     return best

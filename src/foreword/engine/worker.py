@@ -17,7 +17,7 @@ from foreword.base.errors import CapacityError, InvariantBroken, Unavailable
 from foreword.base.ids import BlockHash, BlockId, RequestId
 from foreword.base.params import FinishReason
 from foreword.cache.identity import PUBLIC
-from foreword.cache.prefix_cache import Flushed
+from foreword.cache.prefix_cache import Flushed, PrefixCache
 from foreword.engine.engine import Engine
 from foreword.engine.state import EngineState, TenantState
 from foreword.engine.stream import Stream
@@ -133,11 +133,11 @@ class Worker:
 
     def flush(self) -> Flushed:
         """Forget everything cached; once it returns no new request hits older entries. Waits for the running step."""
-        return self._call(self._engine.scheduler.flush)
+        return self._on_cache(PrefixCache.flush)
 
     def share(self, public: frozenset[BlockHash]) -> int:
         """Let these blocks be public; forget those that no longer are, and what continues them: how many."""
-        return self._call(lambda: self._engine.scheduler.cache.share(public))
+        return self._on_cache(lambda cache: cache.share(public))
 
     def reload(self, load: Callable[[], BlockHash]) -> BlockHash:
         """Let the live requests end, run `load` on the engine's thread, forget everything cached, and go on.
@@ -232,10 +232,20 @@ class Worker:
 
     def _turn_to(self, root: BlockHash) -> BlockHash:
         """The model has changed under us while nothing ran: nothing of before is true of it."""
-        self._engine.scheduler.flush()
+        self._on_cache(PrefixCache.flush)
         with self._lock:
             self._root = root
         return root
+
+    def _on_cache(self, work: Callable[[PrefixCache], _T]) -> _T:
+        """Let the cache do something now, on the engine thread between two steps."""
+        cache = self._engine.scheduler.cache
+
+        def done_now() -> _T:
+            cache.advance(self.now())
+            return work(cache)
+
+        return self._call(done_now)
 
     def _call(self, work: Callable[[], _T]) -> _T:
         """Run `work` on the engine thread between two steps and return what it returns, or raise what it raises."""

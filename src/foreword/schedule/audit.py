@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from foreword.base.ids import BlockHash, RequestId
-from foreword.base.params import Reach
+from foreword.base.params import Keep, Reach
 from foreword.cache.identity import Chain
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Compare
@@ -21,6 +21,8 @@ from foreword.schedule.plan import Chunk, Plan
 
 AUDIT = RequestId("audit")
 _REMEMBERED = 16
+_FOR_NOTHING = Keep(ttl_s=0, priority=0)
+"""An audit makes nothing dearer, and what it computes of what has left meanwhile goes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Auditor:
         chain, size = self._prompts[0][1], self._cache.block_size
         whole = len(chain) // size * size
         if self._lease is None:
-            self._lease = self._cache.acquire(chain, Reach(read_tokens=0))
+            self._lease = self._cache.acquire(chain, Reach(read=False), _FOR_NOTHING)
             self._computed = 0
         tokens = grant(self._computed, whole - self._computed, self._max_tokens, size)
         end = self._computed + tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from foreword.base.ids import BlockId, RequestId
 from foreword.base.params import FinishReason, Sampling
-from foreword.cache.explain import Reason
+from foreword.cache.explain import Explanation, Reason
 from foreword.cache.orders import Copy
 
 
@@ -84,7 +84,7 @@ class Usage:
     recomputed_tokens: int
     """Tokens computed again after a preemption or a failed step; not part of the sum above."""
     completion_tokens: int
-    reason: Reason
+    explanation: Explanation
     """Why the match stopped where it did."""
     queue_s: float
     """From arrival to the plan that gave the first token of work, less the next two."""
@@ -98,6 +98,17 @@ class Usage:
     """From arrival to that commit: the sum of the four above."""
     tenant: str = ""
     """Whose request it is; empty on a server that serves one tenant only."""
+    key: str = ""
+    """The caller's own label."""
+    tail_tokens: int = 0
+    """Part of `cached_tokens`: taken from inside a block, where the match ended."""
+    stored_tokens: int = 0
+    """Prompt tokens, in full blocks, that nobody had published before."""
+
+    @property
+    def reason(self) -> Reason:
+        """Why the match stopped where it did, in a word."""
+        return self.explanation.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from foreword.base.ids import RequestId
-from foreword.base.params import EVERYTHING, FinishReason, Reach, Sampling
-from foreword.cache.explain import Reason
+from foreword.base.params import AS_USUAL, EVERYTHING, FinishReason, Keep, Reach, Sampling
+from foreword.cache.explain import Explanation
 from foreword.cache.identity import Chain
 from foreword.cache.lease import Lease
 from foreword.schedule.plan import Usage
@@ -25,6 +25,9 @@ class Submission:
     lookup_s: float = 0.0
     """Time spent hashing the prompt, part of the time since arrival."""
     reach: Reach = EVERYTHING
+    keep: Keep = AS_USUAL
+    key: str = ""
+    """The caller's own label, for metrics."""
     priority: int = 0
     """Higher goes first; equal ones in order of arrival."""
     max_live: int | None = None
@@ -49,6 +52,7 @@ class Request:
         "chain",
         "computed",
         "draws_in_flight",
+        "explanation",
         "finish",
         "first_planned_s",
         "first_token_s",
@@ -58,9 +62,9 @@ class Request:
         "num_generated",
         "num_prompt",
         "planned",
-        "reason",
         "recomputed",
         "sampling",
+        "stored",
         "submission",
         "turn",
         "uncounted_cached",
@@ -88,7 +92,10 @@ class Request:
         self.uncounted_cached = 0
         """Part of `cached` that no commit has counted yet."""
         self.recomputed = 0
-        self.reason: Reason = "never_seen"
+        self.explanation = Explanation("never_seen", 0)
+        """Why the match that it began with ended there."""
+        self.stored = 0
+        """Blocks that it was the first to publish, less those of its answer."""
         self.first_planned_s: float | None = None
         self.first_token_s: float | None = None
         self.finish: FinishReason | None = None
@@ -103,6 +110,11 @@ class Request:
             return 0
         return len(self.chain) + self.draws_in_flight - self.planned
 
+    @property
+    def is_warmed(self) -> bool:
+        """Whether all was computed of a request that wants no token."""
+        return not self.sampling.max_tokens and self.computed >= self.num_prompt
+
     def usage(self, now: float) -> Usage:
         """The account so far; `now` stands in for what has not happened yet."""
         asked = self.submission
@@ -114,11 +126,14 @@ class Request:
             computed_tokens=self.num_prompt - self.cached,
             recomputed_tokens=self.recomputed,
             completion_tokens=self.num_generated,
-            reason=self.reason,
+            tail_tokens=min(self.cached, self.explanation.at_token % self.chain.block_size),
+            stored_tokens=self.stored * self.chain.block_size,
+            explanation=self.explanation,
             queue_s=max(0.0, started - asked.arrival_s - asked.tokenize_s - asked.lookup_s),
             tokenize_s=asked.tokenize_s,
             lookup_s=asked.lookup_s,
             prefill_s=first - started,
             first_token_s=first - asked.arrival_s,
             tenant=self.chain.tenant.name,
+            key=asked.key,
         )

@@ -20,15 +20,18 @@ from dataclasses import dataclass, field, replace
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import PENDING_TOKEN, BlockHash, BlockId, RequestId
 from foreword.base.params import FinishReason, Reach
+from foreword.cache.explain import Explanation
+from foreword.cache.identity import Chain
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.prefix_cache import Flushed, PrefixCache
 from foreword.schedule.audit import Auditor
 from foreword.schedule.books import Books, books
 from foreword.schedule.budget import grant
-from foreword.schedule.plan import Chunk, Draw, Outcome, Plan, PromptTokens, Sample, StepResult, StepStats, TokenEvent
+from foreword.schedule.plan import Chunk, Draw, Outcome, Plan, Sample, StepResult, StepStats, TokenEvent
 from foreword.schedule.queue import Queue
 from foreword.schedule.request import Request, Submission
+from foreword.schedule.tally import Tally
 
 
 @dataclass(slots=True)
@@ -50,23 +53,6 @@ class _Flight:
 
     plan: Plan
     claims: tuple[BlockHash, ...]
-
-
-class _Tally:
-    """Counts of one commit, for StepStats."""
-
-    __slots__ = ("cached", "computed", "generated", "recomputed", "tenants")
-
-    def __init__(self) -> None:
-        self.cached = self.computed = self.generated = self.recomputed = 0
-        self.tenants: dict[str, PromptTokens] = {}
-
-    def add_prompt(self, tenant: str, cached: int, computed: int) -> None:
-        """Count prompt tokens, and whose they are."""
-        self.cached += cached
-        self.computed += computed
-        own = self.tenants.get(tenant, PromptTokens())
-        self.tenants[tenant] = PromptTokens(own.cached + cached, own.computed + computed)
 
 
 class Scheduler:
@@ -148,6 +134,7 @@ class Scheduler:
         request = self._requests.get(name)
         if request is None or request.finish is not None:
             return None
+        self.cache.advance(now)
         self._end(request, finish)
         return TokenEvent(name, finish=finish, usage=request.usage(now))
 
@@ -155,10 +142,16 @@ class Scheduler:
         """Forget everything cached; running requests finish on what they hold and publish none of it."""
         return self.cache.flush()
 
+    def lookup(self, chain: Chain, reach: Reach, now: float) -> Explanation:
+        """What a request would find now, and why no more. Changes nothing: no order, no counter."""
+        self.cache.advance(now)
+        return self.cache.explain(chain, reach, self.cache.find(chain, reach)[1], self._claims)
+
     # ---------------------------------------------------------------- plan
 
     def plan(self, now: float) -> Plan | None:
         """Hand out this step's tokens. None: nothing can be computed before a plan in flight comes back, or at all."""
+        self.cache.advance(now)
         draft = _Draft(spare=self._max_batch_tokens, now=now)
         while self._suspects and self._suspects[0].finish is not None:
             self._suspects.popleft()
@@ -252,6 +245,9 @@ class Scheduler:
             return False
         lease, tokens, copies = held
         start = lease.matched_tokens
+        cache.count_hit(lease)
+        if request.accounted == request.cached <= start:  # nothing of it was computed yet
+            request.explanation = cache.explain(request.chain, reach, start, self._claims)
         self._waiting.remove(request)
         self._running.add(request)
         request.lease = lease
@@ -263,7 +259,6 @@ class Scheduler:
             request.accounted = start
         if request.first_planned_s is None:
             request.first_planned_s = draft.now
-            request.reason = cache.reason(request.chain, reach, start)
         draft.spare -= tokens
         self._give(request, lease, tokens, copies, draft)
         return True
@@ -271,7 +266,7 @@ class Scheduler:
     def _hold(self, request: Request, reach: Reach, spare: int) -> tuple[Lease, int, tuple[Copy, ...]] | None:
         """A lease over the request's match, the tokens it gets and room to write them; None if that cannot be now."""
         cache, chain = self.cache, request.chain
-        lease = cache.acquire(chain, reach)
+        lease = cache.acquire(chain, reach, request.submission.keep)
         start = lease.matched_tokens
         tokens = grant(start, len(chain) - start, spare, cache.block_size)
         whole = -(-(len(chain) + 1) // cache.block_size) - start // cache.block_size
@@ -289,7 +284,7 @@ class Scheduler:
         known = len(chain)
         ids = (*chain.tokens[start:end], PENDING_TOKEN) if end > known else tuple(chain.tokens[start:end])
         draw = None
-        if end == known + request.draws_in_flight:
+        if end == known + request.draws_in_flight and request.sampling.max_tokens:
             draw = Draw(request.sampling, request.num_generated + request.draws_in_flight)
             request.draws_in_flight += 1
         draft.chunks.append(Chunk(request.id, start, ids, tuple(lease.blocks), draw))
@@ -315,18 +310,24 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outcome:
         """Believe a step: account, publish, take the drawn tokens, end what is over."""
+        self.cache.advance(now)
         self._land(plan)
-        tally, events = _Tally(), list[TokenEvent]()
+        tally, events = Tally(), list[TokenEvent]()
         for chunk in plan.chunks:
             request = self._requests[chunk.request]
-            self._account(request, chunk, tally)
+            tally.add(request, chunk)
             request.computed = chunk.end
+            stored = self.cache.publish(_leased(request), request.chain, min(request.computed, len(request.chain)))
+            if request.first_token_s is None:
+                request.stored += stored
             if chunk.draw is not None:
                 request.draws_in_flight -= 1
                 if request.finish is None:
                     tally.generated += 1
                     events.append(self._take_sample(request, result.samples[request.id], now))
-            self.cache.publish(_leased(request), request.chain, min(request.computed, len(request.chain)))
+            elif request.is_warmed and request.finish is None:
+                request.first_token_s, request.finish = now, "length"
+                events.append(TokenEvent(request.id, finish="length", usage=request.usage(now)))
             if request.finish is not None:
                 self._let_go(request)
         if self._suspects and self._suspects[0].id == plan.chunks[0].request:
@@ -351,6 +352,7 @@ class Scheduler:
         """
         if not self._flights or self._flights[0].plan is not plan:
             raise InvariantBroken(f"plan {plan.step} is to be aborted but is not the oldest in flight")
+        self.cache.advance(now)
         flights, events = list(self._flights), list[TokenEvent]()
         self._flights.clear()
         self._claims.clear()
@@ -376,19 +378,6 @@ class Scheduler:
         self._claims.difference_update(self._flights.popleft().claims)
         for chunk in plan.chunks:
             self._requests[chunk.request].in_flight -= 1
-
-    def _account(self, request: Request, chunk: Chunk, tally: _Tally) -> None:
-        """Each prompt token is counted once, as cached or as computed; work below `accounted` is a repetition."""
-        if chunk.start >= request.accounted >= request.num_prompt:
-            request.accounted = chunk.end
-            return
-        repeated = max(0, min(chunk.end, request.accounted) - chunk.start)
-        request.recomputed += repeated
-        tally.recomputed += repeated
-        fresh = max(0, min(chunk.end, request.num_prompt) - max(chunk.start, request.accounted))
-        tally.add_prompt(request.chain.tenant.name, request.uncounted_cached, fresh)
-        request.uncounted_cached = 0
-        request.accounted = max(request.accounted, chunk.end)
 
     def _take_sample(self, request: Request, sample: Sample, now: float) -> TokenEvent:
         request.chain.append(sample.token)
