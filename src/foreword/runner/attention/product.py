@@ -20,7 +20,8 @@ def attend_product(scoring: Scoring, query: Tensor, keys: Tensor, values: Tensor
     is spelled out.
     """
     n, kv_heads, group, height, _ = query.shape
-    stacked = query.reshape(n, kv_heads, group * height, -1)
+    # Laid out alike whatever the queries were cut from: kernels look at strides, and a repeated row has one of zero.
+    stacked = query.reshape(n, kv_heads, group * height, -1).contiguous()
     if is_fused(scoring):
         mixed = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scoring.scaling)
     else:
