@@ -1,6 +1,7 @@
 """What holds for every test: no network, one thread, reproducible searches."""
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -11,6 +12,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if shutil.which("nvidia-smi") is None:
+    # Without a card our kernels run as Python.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A person's run searches anew each time; CI's run of one commit always searches the same, so that it means something.
 settings.register_profile("person", deadline=None, print_blob=True)

@@ -15,7 +15,7 @@ from foreword.runner import library
 from foreword.runner.attention.backend import Backend
 from foreword.runner.attention.interface import STEP_ARGUMENT
 from foreword.runner.batch import Batch, build
-from foreword.runner.copies import apply_copies, clear_tails, compare_blocks
+from foreword.runner.copies import apply_copies, compare_blocks
 from foreword.runner.memory import KVMemory
 from foreword.runner.sampler import sample
 from foreword.schedule.plan import Chunk, Plan, StepResult
@@ -136,8 +136,6 @@ class ModelRunner:
 
     def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""
-        tails = (segment.fresh_tail(self.block_size) for segment in batch.segments)
-        clear_tails(self.memory, (tail for tail in tails if tail is not None))
         step = self._backend.begin(batch.segments, batch.total)
         wanted = batch.last_rows if rows is None else rows
         arguments: dict[str, object] = {STEP_ARGUMENT: step}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from foreword.base.errors import ConfigError
-from foreword.runner.attention import sdpa
+from foreword.runner.attention import sdpa, triton
 from foreword.runner.attention.backend import Backend, Ground
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,10 @@ class Candidate:
     make: Callable[[Ground], Backend]
 
 
-CANDIDATES: tuple[Candidate, ...] = (Candidate("sdpa", sdpa.obstacle, sdpa.make),)
+CANDIDATES: tuple[Candidate, ...] = (
+    Candidate("triton", triton.obstacle, triton.make),
+    Candidate("sdpa", sdpa.obstacle, sdpa.make),
+)
 """Best first: `auto` takes the first that meets no obstacle."""
 
 

@@ -18,6 +18,7 @@ from foreword.runner.attention.call import Call, Sight
 from foreword.runner.attention.heights import Heights, heights_by_layer
 from foreword.runner.attention.product import attend_product
 from foreword.runner.attention.tiles import Segment, Tile, cut, table
+from foreword.runner.copies import clear_tails
 from foreword.runner.layout import LayerShape
 from foreword.runner.memory import KVMemory
 
@@ -106,6 +107,8 @@ class SdpaBackend:
 
     def begin(self, segments: tuple[Segment, ...], total: int) -> "SdpaStep":
         """Start a step of `total` rows: those of the segments, in order, then padding."""
+        tails = (segment.fresh_tail(self.memory.layout.block_size) for segment in segments)
+        clear_tails(self.memory, (tail for tail in tails if tail is not None))
         return SdpaStep(self, segments, total)
 
     def over(self, memory: KVMemory) -> "SdpaBackend":
