@@ -1,9 +1,9 @@
 """`make soak`: ten minutes of everything at once on a tiny pool, then the drain check and a report.
 
-Two tenants ask over shared and private heads, streamed and not, and every answer is compared with the one that the
-same prompt got alone from an empty cache. Others send the same prompts and hang up in the middle; somebody sends
-nothing but nonsense; the operator flushes, marks and unmarks public heads and scrapes metrics; some hits are audited.
-Every minute all pause, and nothing may be held. `--soak-s` sets how long it goes on.
+Two tenants ask over shared and private heads, streamed and not, briefly and at length, and every answer is compared
+with the one that the same prompt got alone from an empty cache. Others send the same prompts and hang up in the middle;
+somebody sends nothing but nonsense; the operator flushes, marks and unmarks public heads and scrapes metrics; some hits
+are audited. Every minute all pause, and nothing may be held. `--soak-s` sets how long it goes on.
 """
 
 import json
@@ -81,7 +81,8 @@ class Soak:
         """Set everybody to work until the time is over."""
         house = self.house
         work: list[Callable[[random.Random], None]] = [
-            *(lambda draw, who=who: self.ask(who, draw) for who in (house.red, house.blue, house.red, house.blue)),
+            *(lambda draw, who=who: self.ask(who, draw) for who in (house.red, house.blue)),
+            *(lambda draw, who=who: self.talk(who, draw) for who in (house.red, house.blue, house.red, house.blue)),
             *(lambda draw, who=who: self.hang_up(who, draw) for who in (house.red, house.blue)),
             lambda draw: self.talk_nonsense(draw),
             lambda draw: self.operate(draw),
@@ -101,6 +102,19 @@ class Soak:
         self._count("answers", "answers with a hit" if cached else "answers without a hit")
         if text != self.truths[prompt]:
             self._object(f"{prompt!r} got {text!r}, alone it is {self.truths[prompt]!r} ({cached} tokens cached)")
+
+    def talk(self, who: Running, draw: random.Random) -> None:
+        """A long answer, so that the pool gets too small; it begins like the short one."""
+        prompt = draw.choice(PROMPTS)
+        body = {"prompt": prompt, **WISHES, "max_tokens": 100, "ignore_eos": True}
+        response = who.post("/v1/completions", body)
+        if response.status_code == 429:
+            self._count("refused: too busy")
+            return
+        self._count("long answers")
+        text = response.json()["choices"][0]["text"]
+        if not text.startswith(self.truths[prompt]):
+            self._object(f"{prompt!r} got {text!r}, alone it is {self.truths[prompt]!r}")
 
     def _whole(self, who: Running, prompt: str) -> tuple[str | None, int]:
         response = who.post("/v1/completions", {"prompt": prompt, **WISHES})
@@ -218,7 +232,7 @@ class Soak:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_soak(tmp_path: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]) -> None:
-    cache = CacheConfig(kv_cache="64", audit=0.05)
+    cache = CacheConfig(kv_cache="40", audit=0.05)
     schedule = ScheduleConfig(max_running=6, max_waiting=6, max_batch_tokens=128)
     with house(tmp_path, cache, schedule, max_requests=6) as made:
         soak = Soak(made, float(pytestconfig.getoption("--soak-s") or 0))
