@@ -129,11 +129,11 @@ def main() -> int:
         print(f"{arm:8} TTFT {1000 * median:6.1f} ms (median)   cached {cached:6.1f}   computed {computed:6.1f} (mean)")
     times = {arm: [sent.ttft_s for sent in all_sent] for arm, all_sent in found.items()}
     leak, control = auc(times["guess"], times["random"]), auc(times["own"], times["random"])
-    print(f"AUC guess against random {leak:.3f} (0.4 to 0.6 is wanted), own against random {control:.3f} (below 0.2)")
+    print(f"AUC guess against random {leak:.3f} (0.4 to 0.6 is wanted), own against random {control:.3f} (below 0.1)")
     guessed, drawn = (sorted({sent.computed_tokens for sent in found[arm]}) for arm in ("guess", "random"))
     if guessed != drawn:
         print(f"the attacker's requests computed {guessed} tokens for a guess and {drawn} for a random prompt")
-    return 0 if abs(leak - 0.5) < 0.1 and control < 0.2 and guessed == drawn else 1
+    return 0 if abs(leak - 0.5) < 0.1 and control < 0.1 and guessed == drawn else 1
 
 
 if __name__ == "__main__":
