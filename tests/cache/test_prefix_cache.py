@@ -167,7 +167,7 @@ def test_no_room_changes_nothing() -> None:
     other = cache.acquire(chain([2] * 9), EVERYTHING)
     before = cache.state()
     assert cache.reserve(other, 0, 9) is None
-    assert (cache.state(), other.blocks) == (before, [])
+    assert (cache.state(), other.blocks) == (before, ())
     cache.check([lease, other])
 
 

@@ -9,8 +9,8 @@ from foreword.runner.sampler import sample, uniform
 from foreword.schedule.plan import Draw
 
 
-def draw(index: int = 0, **settings: Any) -> Draw:
-    return Draw(Sampling(max_tokens=1, **settings), index)
+def draw(number: int = 0, **settings: Any) -> Draw:
+    return Draw(Sampling(max_tokens=1, **settings), number)
 
 
 def rows(count: int, width: int = 50, seed: int = 0) -> torch.Tensor:
@@ -28,16 +28,16 @@ def test_no_rows() -> None:
 
 def test_the_same_seed_and_index_draw_the_same() -> None:
     logits = rows(1).expand(40, -1)
-    draws = [draw(index=i, temperature=1.0, seed=7) for i in range(40)]
+    draws = [draw(number=i, temperature=1.0, seed=7) for i in range(40)]
     first = [s.token for s in sample(logits, draws)]
     assert first == [s.token for s in sample(logits, draws)]
     assert len(set(first)) > 1
-    assert first != [s.token for s in sample(logits, [draw(index=i, temperature=1.0, seed=8) for i in range(40)])]
+    assert first != [s.token for s in sample(logits, [draw(number=i, temperature=1.0, seed=8) for i in range(40)])]
 
 
 def test_a_draw_does_not_depend_on_company() -> None:
     logits = rows(6)
-    draws = [draw(index=i, temperature=0.8, top_p=0.9, seed=i) for i in range(6)]
+    draws = [draw(number=i, temperature=0.8, top_p=0.9, seed=i) for i in range(6)]
     together = [s.token for s in sample(logits, draws)]
     assert together == [sample(logits[i : i + 1], draws[i : i + 1])[0].token for i in range(6)]
 

@@ -300,7 +300,7 @@ def test_released_twice_is_noticed() -> None:
     cache = PrefixCache(4, BLOCK)
     lease = cache.acquire(Chain(SPACES[0], [1] * 9), Reach())
     assert cache.reserve(lease, 0, 8) == ()
-    again = list(lease.blocks)
+    again = lease.blocks
     cache.release(lease)
     lease.blocks = again
     with pytest.raises(InvariantBroken):

@@ -164,7 +164,7 @@ def test_the_next_plan_can_be_made_while_a_step_runs() -> None:
     assert second is not None
     assert second.chunks[0].tokens == (PENDING_TOKEN,)
     assert second.chunks[0].draw is not None
-    assert second.chunks[0].draw.index == 1
+    assert second.chunks[0].draw.number == 1
     for plan in (first, second):
         house.events += house.scheduler.commit(plan, house.runner.execute(plan), 0).events
     house.drain()

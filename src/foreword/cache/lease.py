@@ -24,11 +24,15 @@ class Lease:
         "unstored",
     )
 
-    def __init__(self, tenant: str, blocks: list[BlockId], matched_tokens: int, reach: Reach, generation: int) -> None:
+    def __init__(
+        self, tenant: str, blocks: tuple[BlockId, ...], matched_tokens: int, reach: Reach, generation: int
+    ) -> None:
         self.tenant = tenant
         """Name of the tenant that the blocks are for; decides whose cached blocks may be evicted."""
         self.blocks = blocks
-        """The block table: block i holds the tokens from i * block_size on."""
+        """The block table: block i holds the tokens from i * block_size on. Plans carry it, so it is replaced when it
+        grows and never changed.
+        """
         self.matched_tokens = matched_tokens
         """Tokens that the match covers; computing starts here."""
         self.reach = reach

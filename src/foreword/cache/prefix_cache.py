@@ -175,7 +175,7 @@ class PrefixCache:
         """Find the longest match, to the token, and hold every block of it."""
         blocks, tokens = self.find(chain, reach)
         self._pool.hold(blocks)
-        lease = Lease(chain.tenant.name, blocks, tokens, reach, self.generation)
+        lease = Lease(chain.tenant.name, tuple(blocks), tokens, reach, self.generation)
         lease.published = lease.unstored = tokens // self.block_size
         lease.keep = keep
         if keep.asked:
@@ -202,10 +202,10 @@ class PrefixCache:
         copies: tuple[Copy, ...] = ()
         if copy:
             source, private = lease.blocks[first], self._take(lease.tenant)
-            lease.blocks[first] = private
+            lease.blocks = (*lease.blocks[:first], private, *lease.blocks[first + 1 :])
             lease.sources.append(source)
             copies = (Copy(source, private, start % size),)
-        lease.blocks.extend(self._take(lease.tenant) for _ in range(need))
+        lease.blocks += tuple(self._take(lease.tenant) for _ in range(need))
         return copies
 
     def publish(self, lease: Lease, chain: Chain, computed: int) -> int:
@@ -216,7 +216,8 @@ class PrefixCache:
         if lease.sources:
             self._pool.release(lease.sources)
             lease.sources = []
-        if not self.reuses(lease.tenant) or (full := computed // self.block_size) == lease.published:
+        full = computed // self.block_size
+        if full == lease.published or not self.reuses(lease.tenant):
             return 0
         if lease.generation != self.generation:
             if self._generations.concerns(chain, lease.generation):
@@ -263,7 +264,7 @@ class PrefixCache:
     def release(self, lease: Lease) -> None:
         """Give back all that the lease holds; published blocks stay cached. The lease is empty afterwards."""
         self._pool.release(lease.held())
-        lease.blocks, lease.shadows, lease.sources, lease.published = [], {}, [], 0
+        lease.blocks, lease.shadows, lease.sources, lease.published = (), {}, [], 0
 
     # ---------------------------------------------------------------- pins
 

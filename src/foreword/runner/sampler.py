@@ -46,7 +46,7 @@ def _draw(logits: Tensor, draw: Draw) -> int:
         # The fewest tokens that reach top_p: all whose predecessors sum to less than it.
         enough = int((mass < sampling.top_p).sum()) + 1
         mass = mass[:enough]
-    mark = uniform(draw.sampling.seed, draw.index) * mass[-1]
+    mark = uniform(draw.sampling.seed, draw.number) * mass[-1]
     # A token of probability 0 has the mass of its predecessor, so right=True never lands on one.
     place = min(int(torch.searchsorted(mass, mark, right=True)), mass.shape[0] - 1)
     return place if tokens is None else int(tokens[place])

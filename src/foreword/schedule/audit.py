@@ -81,7 +81,7 @@ class Auditor:
             self.give_up()
             return None
         ids = tuple(chain.tokens[self._computed : end])
-        return Plan(-1, (Chunk(AUDIT, self._computed, ids, tuple(self._lease.blocks), None),))
+        return Plan(-1, (Chunk(AUDIT, self._computed, ids, self._lease.blocks, None),))
 
     def commit(self, plan: Plan) -> tuple[Compare, ...]:
         """Believe a piece; the pairs to compare once the whole prompt is there, none before."""

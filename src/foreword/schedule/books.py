@@ -31,7 +31,7 @@ class Held:
     def by(cls, lease: Lease) -> "Held":
         """Of a lease."""
         shadows = tuple(lease.shadows.values())
-        return cls(tuple(lease.blocks), shadows, tuple(lease.sources), lease.published, lease.generation)
+        return cls(lease.blocks, shadows, tuple(lease.sources), lease.published, lease.generation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """What one step will do (`Plan`), what it brought (`StepResult`), and what follows (`Outcome`).
 
-All frozen, all printable, no tensor anywhere: a plan can be written to a journal and run again.
+All frozen, all printable, no tensor anywhere: a plan can be written to a journal and run again. What is made for every
+token of every step is a `NamedTuple`, which takes a third of a dataclass's time to make.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from foreword.base.ids import BlockId, RequestId
 from foreword.base.params import FinishReason, Sampling
@@ -12,17 +14,15 @@ from foreword.cache.explain import Explanation, Reason
 from foreword.cache.orders import Copy
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """Sample one token from the logits of a chunk's last row."""
 
     sampling: Sampling
-    index: int
+    number: int
     """Which output token this is, from 0. With the seed it fixes the random draw."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A run of one request's tokens to compute in this step."""
 
     request: RequestId
@@ -55,8 +55,7 @@ class Plan:
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One drawn token. Log-probabilities are natural, of the model's own distribution (temperature 1)."""
 
     token: int
@@ -111,8 +110,7 @@ class Usage:
         return self.explanation.reason
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """News of one request after a step: a token, an end, or both."""
 
     request: RequestId

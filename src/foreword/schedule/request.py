@@ -108,7 +108,7 @@ class Request:
             return 0
         if self.draws_in_flight and self.num_generated + self.draws_in_flight >= self.sampling.max_tokens:
             return 0
-        return len(self.chain) + self.draws_in_flight - self.planned
+        return len(self.chain.tokens) + self.draws_in_flight - self.planned
 
     @property
     def is_warmed(self) -> bool:

@@ -185,12 +185,14 @@ class Scheduler:
                 continue  # its last draw is in flight
             sure = wanted == 1
             tokens = 1 if sure else grant(request.planned, wanted, draft.spare, self.cache.block_size)
-            if tokens == 0 or self._claimed(request, request.planned):
+            if tokens == 0 or (self._claims and self._claimed(request, request.planned)):
                 if not request.in_flight:
                     self._park(request)
                 continue
-            lease = request.lease
-            copies = self._reserve(request, lease, request.planned + tokens, draft)
+            lease, end = request.lease, request.planned + tokens
+            copies = self.cache.reserve(lease, request.planned, end)
+            if copies is None:
+                copies = self._make_room(request, lease, end, draft)
             if copies is None:
                 if request in self._running:
                     return  # memory comes back with a plan in flight; nobody later may take it first
@@ -198,18 +200,18 @@ class Scheduler:
             draft.spare -= 0 if sure else tokens
             self._give(request, lease, tokens, copies, draft)
 
-    def _reserve(self, request: Request, lease: Lease, end: int, draft: _Draft) -> tuple[Copy, ...] | None:
-        """Room for one request, taken from later ones if need be. None: not now (it may have been parked itself)."""
-        while True:
-            copies = self.cache.reserve(lease, request.planned, end)
-            if copies is not None:
-                return copies
+    def _make_room(self, request: Request, lease: Lease, end: int, draft: _Draft) -> tuple[Copy, ...] | None:
+        """Room for one request, taken from later ones. None: not now (it may have been parked itself)."""
+        copies = None
+        while copies is None:
             victim, blocked = self._victim(request, draft)
             if victim is None:
                 if not blocked and not request.in_flight:
                     self._preempt(request)
                 return None
             self._preempt(victim)
+            copies = self.cache.reserve(lease, request.planned, end)
+        return copies
 
     def _victim(self, request: Request, draft: _Draft) -> tuple[Request | None, bool]:
         """The latest in turn behind `request` that no plan uses; and whether only plans in flight spare others."""
@@ -235,7 +237,7 @@ class Scheduler:
         """Start a waiting request if it can; False if those behind it must wait as well."""
         cache, reach = self.cache, request.submission.reach
         matched = cache.match(request.chain, reach)
-        if self._claimed(request, matched * cache.block_size):
+        if self._claims and self._claimed(request, matched * cache.block_size):
             return True
         held = self._hold(request, reach, draft.spare)
         if held is None and not self._running:
@@ -281,13 +283,13 @@ class Scheduler:
         """Write the chunk into the draft and claim the blocks that it computes."""
         chain, size = request.chain, self.cache.block_size
         start, end = request.planned, request.planned + tokens
-        known = len(chain)
+        known = len(chain.tokens)
         ids = (*chain.tokens[start:end], PENDING_TOKEN) if end > known else tuple(chain.tokens[start:end])
         draw = None
         if end == known + request.draws_in_flight and request.sampling.max_tokens:
             draw = Draw(request.sampling, request.num_generated + request.draws_in_flight)
             request.draws_in_flight += 1
-        draft.chunks.append(Chunk(request.id, start, ids, tuple(lease.blocks), draw))
+        draft.chunks.append(Chunk(request.id, start, ids, lease.blocks, draw))
         draft.copies += copies
         draft.members.add(request.id)
         if start // size < (known - 1) // size and self.cache.reuses(lease.tenant):
@@ -300,8 +302,6 @@ class Scheduler:
 
     def _claimed(self, request: Request, start: int) -> bool:
         """Whether a plan not yet committed computes the block at `start`, so that waiting for it saves work."""
-        if not self._claims:
-            return False
         block = start // self.cache.block_size
         readable = request.submission.reach.readable(len(request.chain) - 1)
         return block < readable // self.cache.block_size and request.chain.hashes[block] in self._claims
@@ -316,8 +316,8 @@ class Scheduler:
         for chunk in plan.chunks:
             request = self._requests[chunk.request]
             tally.add(request, chunk)
-            request.computed = chunk.end
-            stored = self.cache.publish(_leased(request), request.chain, min(request.computed, len(request.chain)))
+            request.computed = end = chunk.end
+            stored = self.cache.publish(_leased(request), request.chain, min(end, len(request.chain.tokens)))
             if request.first_token_s is None:
                 request.stored += stored
             if chunk.draw is not None:

@@ -15,16 +15,17 @@ class Tally:
 
     def add(self, request: Request, chunk: Chunk) -> None:
         """Each prompt token is counted once, as cached or as computed; work below `accounted` is a repetition."""
+        end = chunk.end
         if chunk.start >= request.accounted >= request.num_prompt:
-            request.accounted = chunk.end
+            request.accounted = end
             return
-        repeated = max(0, min(chunk.end, request.accounted) - chunk.start)
+        repeated = max(0, min(end, request.accounted) - chunk.start)
         request.recomputed += repeated
         self.recomputed += repeated
-        fresh = max(0, min(chunk.end, request.num_prompt) - max(chunk.start, request.accounted))
+        fresh = max(0, min(end, request.num_prompt) - max(chunk.start, request.accounted))
         self._add_prompt(request.chain.tenant.name, request.uncounted_cached, fresh)
         request.uncounted_cached = 0
-        request.accounted = max(request.accounted, chunk.end)
+        request.accounted = max(request.accounted, end)
 
     def _add_prompt(self, tenant: str, cached: int, computed: int) -> None:
         """Count prompt tokens, and whose they are."""
