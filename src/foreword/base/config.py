@@ -12,7 +12,7 @@ from foreword.base.errors import ConfigError
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionName = Literal["auto", "triton", "sdpa"]
+AttentionName = Literal["auto", "triton", "varlen", "sdpa"]
 
 _UNITS: Mapping[str, int] = {
     "": 1,
