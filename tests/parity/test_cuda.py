@@ -39,3 +39,19 @@ def test_memory_is_sized_by_what_is_free() -> None:
     runner = equip(Loaded(name="tiny", directory=None, model=model), ModelConfig(), CacheConfig())
     free, total = torch.cuda.mem_get_info()
     assert runner.num_blocks * runner.block_bytes > 0.5 * total or free < 0.3 * total
+
+
+def test_recorded_steps_answer_as_usual_ones() -> None:
+    model = build(CONFIGS["llama"](), torch.bfloat16).cuda()
+    library.register_attention(attend)
+    library.use_attention(model)
+    runner = equip(Loaded(name="tiny", directory=None, model=model), ModelConfig(), CacheConfig(kv_cache="64"))
+    assert runner.card.attention == "triton"
+    assert runner._graphs is not None
+    prompts = [random_tokens(20 + i, seed=i) for i in range(5)]
+    answers: list[list[list[int]]] = []
+    for _ in range(2):
+        desk = Desk(runner)
+        answers.append(desk.answer([desk.open(prompt, room=8) for prompt in prompts], 6))
+        runner._record(None)
+    assert answers[0] == answers[1]

@@ -1,4 +1,4 @@
-"""From a plan to the tensors of one forward pass, made once a step."""
+"""From a plan to the tensors of one forward pass, made once a step, on the host."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Batch:
     """T."""
 
 
-def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...], device: torch.device) -> Batch:
+def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...]) -> Batch:
     """Lay the chunks out. `tokens` are their ids with nothing pending; `linear.pad_rows` says what T becomes."""
     segments: list[Segment] = []
     drawing: list[tuple[RequestId, Draw]] = []
@@ -48,10 +48,10 @@ def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...], device
     ids.extend([_PAD_TOKEN] * padding)
     positions.extend([0] * padding)
     return Batch(
-        ids=torch.tensor([ids], device=device),
-        positions=torch.tensor([positions], device=device),
+        ids=torch.tensor([ids]),
+        positions=torch.tensor([positions]),
         segments=tuple(segments),
         drawing=tuple(drawing),
-        last_rows=torch.tensor(last_rows or [0], device=device),
+        last_rows=torch.tensor(last_rows or [0]),
         total=len(ids),
     )

@@ -13,9 +13,11 @@ from foreword.base.ids import PENDING_TOKEN, RequestId
 from foreword.cache.orders import Compare
 from foreword.runner import library
 from foreword.runner.attention.backend import Backend
+from foreword.runner.attention.call import Step
 from foreword.runner.attention.interface import STEP_ARGUMENT
 from foreword.runner.batch import Batch, build
 from foreword.runner.copies import apply_copies, compare_blocks
+from foreword.runner.graphs import CudaRecorder, Graphs, Recorder
 from foreword.runner.memory import KVMemory
 from foreword.runner.sampler import sample
 from foreword.schedule.plan import Chunk, Plan, StepResult
@@ -65,6 +67,8 @@ class ModelRunner:
         self._backend = backend
         self._keeps_rows = library.forward_takes(type(model), "logits_to_keep")
         self._last: OrderedDict[RequestId, int] = OrderedDict()
+        self._graphs: Graphs | None = None
+        self._record(CudaRecorder() if memory.buffer.device.type == "cuda" else None)
         self.load_again: Callable[[], ModelRunner] | None = None
         """Loads the same place once more, over a small memory of its own. None: it was made of a model in memory."""
 
@@ -95,8 +99,10 @@ class ModelRunner:
             if not plan.chunks:
                 return StepResult({})
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            batch = build(plan.chunks, tokens, self.memory.buffer.device)
-            logits = self._forward(batch)
+            batch = build(plan.chunks, tokens)
+            logits = None if self._graphs is None else self._graphs.run(batch)
+            if logits is None:
+                logits = self._forward(batch)
             samples = sample(logits[: len(batch.drawing)], [draw for _, draw in batch.drawing])
         drawn = {request: one for (request, _), one in zip(batch.drawing, samples, strict=True)}
         for request, one in drawn.items():
@@ -119,6 +125,8 @@ class ModelRunner:
         self._model, self._backend = fresh._model, fresh._backend.over(ours)  # noqa: SLF001  one of our own kind
         self.card, self._keeps_rows = fresh.card, fresh._keeps_rows  # noqa: SLF001
         self._last.clear()
+        if self._graphs is not None:
+            self._record(CudaRecorder())  # what was recorded reads the old weights
         return self.ingredients
 
     def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
@@ -131,18 +139,26 @@ class ModelRunner:
         with torch.inference_mode():
             apply_copies(self.memory, plan.copies)
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            batch = build(plan.chunks, tokens, self.memory.buffer.device)
-            return self._forward(batch, torch.arange(plan.num_tokens, device=self.memory.buffer.device))
+            return self._forward(build(plan.chunks, tokens), torch.arange(plan.num_tokens))
 
     def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""
+        device = self.memory.buffer.device
         step = self._backend.begin(batch.segments, batch.total)
         wanted = batch.last_rows if rows is None else rows
+        return self._compute(batch.ids.to(device), batch.positions.to(device), step, wanted.to(device))
+
+    def _compute(self, ids: Tensor, positions: Tensor, step: Step, wanted: Tensor) -> Tensor:
         arguments: dict[str, object] = {STEP_ARGUMENT: step}
         if self._keeps_rows:
             arguments["logits_to_keep"] = wanted
-        logits = library.forward(self._model, batch.ids, batch.positions, **arguments)
+        logits = library.forward(self._model, ids, positions, **arguments)
         return logits if self._keeps_rows else logits.index_select(0, wanted)
+
+    def _record(self, recorder: Recorder | None) -> None:
+        """Run small steps as recorded graphs from now on; None: no longer."""
+        device = self.memory.buffer.device
+        self._graphs = None if recorder is None else Graphs(self._compute, self._backend, recorder, device)
 
     def _fill_in(self, chunk: Chunk) -> tuple[int, ...]:
         """The chunk's ids with what was drawn last in the place of a pending one."""

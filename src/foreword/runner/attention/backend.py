@@ -24,6 +24,26 @@ class Ground:
         return {fact.layer: slot for slot, fact in enumerate(self.facts)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How large a step may be that is recorded once and replayed (see `runner.graphs`)."""
+
+    rows: int
+    segments: int
+    longest: int
+    """Rows of one segment at most."""
+    shared: bool = False
+    """Whether there is room for attending together to blocks that are shared."""
+
+
+class Fixed(Step, Protocol):
+    """A step whose tensors stay where they are."""
+
+    def refill(self, segments: tuple[Segment, ...]) -> bool:
+        """Put another step's work in. False: there is no room for it, and nothing has changed."""
+        ...
+
+
 class Backend(Protocol):
     """One way of computing attention, chosen when the model is loaded."""
 
@@ -44,6 +64,10 @@ class Backend(Protocol):
 
     def begin(self, segments: tuple[Segment, ...], total: int) -> Step:
         """Start a step of `total` rows: those of the segments, in order, then padding."""
+        ...
+
+    def fixed(self, extent: Extent) -> Fixed | None:
+        """A step for all steps up to a size, to be recorded. None: this backend's steps cannot be."""
         ...
 
     def over(self, memory: KVMemory) -> "Backend":

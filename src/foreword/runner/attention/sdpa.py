@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foreword.runner.attention.backend import Ground
+from foreword.runner.attention.backend import Extent, Fixed, Ground
 from foreword.runner.attention.call import Call, Sight
 from foreword.runner.attention.heights import Heights, heights_by_layer
 from foreword.runner.attention.product import attend_product
@@ -110,6 +110,10 @@ class SdpaBackend:
         tails = (segment.fresh_tail(self.memory.layout.block_size) for segment in segments)
         clear_tails(self.memory, (tail for tail in tails if tail is not None))
         return SdpaStep(self, segments, total)
+
+    def fixed(self, extent: Extent) -> Fixed | None:
+        """None: what a step launches depends on its rows."""
+        del extent
 
     def over(self, memory: KVMemory) -> "SdpaBackend":
         """The same over another memory of the same layout."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from foreword.runner.attention.backend import Ground
+from foreword.runner.attention.backend import Extent, Fixed, Ground
 from foreword.runner.attention.call import Call, LayerFacts, Sight
 from foreword.runner.attention.sharing import LEAST_SAVED, Group, Sharer, find_groups
 from foreword.runner.attention.tiles import Segment
@@ -26,6 +26,8 @@ _LARGEST_DIM = 256
 _LEAST_ROWS = 16
 """Rows of a tensor core's product at least."""
 _MOST_PARTS = 32
+_MOST_BLOCKS = 8192
+"""Of a sequence in a step that is recorded; a longer one is computed as usual."""
 _PROGRAMS_PER_CORE = 2
 _SHARER_ROWS = 64
 """A chunk of more rows than that reads shared keys seldom enough by itself."""
@@ -114,6 +116,12 @@ class TritonBackend:
         works = self.plan(segments)
         rooms = {group: work.room() for group, work in works.items()}
         return TritonStep(self, total, rooms, _send(gather_numbers(works, rooms), self.memory.buffer.device))
+
+    def fixed(self, extent: Extent) -> Fixed | None:
+        """A step for all steps up to a size, to be recorded. One with room for sharing only where layers can share."""
+        if extent.shared and not self.shares:
+            return None
+        return FixedStep(self, extent)
 
     def over(self, memory: KVMemory) -> "TritonBackend":
         """The same over another memory of the same layout."""
@@ -315,6 +323,51 @@ class TritonStep:
             found = new(shape, dtype=dtype, device=self._backend.memory.buffer.device)
             self._buffers[use, shape] = found
         return found
+
+
+class FixedStep(TritonStep):
+    """A step whose tensors stay where they are. See `backend.Fixed`."""
+
+    __slots__ = ("_host", "_on_device")
+
+    def __init__(self, backend: TritonBackend, extent: Extent) -> None:
+        rooms = {group: room_for(extent, tiling.cutting(group)) for group, tiling in backend.tilings.items()}
+        tables = extent.segments * min(backend.memory.num_blocks, _MOST_BLOCKS)
+        size = sum(offsets(room)["end"] for room in rooms.values()) + tables
+        device = backend.memory.buffer.device
+        host = torch.zeros(size, dtype=torch.int32)
+        self._host = host.pin_memory() if device.type == "cuda" else host
+        self._on_device = torch.zeros(size, dtype=torch.int32, device=device)
+        super().__init__(backend, extent.rows, rooms, self._on_device)
+
+    def refill(self, segments: tuple[Segment, ...]) -> bool:
+        """See `backend.Fixed`."""
+        works = self._backend.plan(segments)
+        if not all(work.fits(self._rooms[group]) for group, work in works.items()):
+            return False
+        numbers = gather_numbers(works, self._rooms)
+        if len(numbers) > len(self._host):
+            return False
+        self._host[: len(numbers)] = torch.frombuffer(numbers, dtype=torch.int32)
+        self._on_device[: len(numbers)].copy_(self._host[: len(numbers)], non_blocking=True)
+        return True
+
+
+def room_for(extent: Extent, cutting: Cutting) -> Room:
+    """Enough for any step of a size. Decodes need no wide strips where there are narrow ones."""
+    rows, segments = extent.rows, extent.segments
+    narrow = segments if cutting.narrow else 0
+    wide = 0 if narrow and extent.longest <= cutting.narrow else -(-rows // cutting.wide) + segments
+    return Room(
+        rows=rows,
+        narrow=narrow,
+        narrow_rows=min(rows, narrow * cutting.narrow),
+        wide=wide,
+        wide_rows=rows if wide else 0,
+        # As many groups as fill their strips, and as many that do not.
+        shared=2 * -(-rows // cutting.wide) if extent.shared else 0,
+        shared_rows=rows if extent.shared else 0,
+    )
 
 
 class _Numbers:

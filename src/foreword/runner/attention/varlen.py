@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from foreword.runner.attention.backend import Ground
+from foreword.runner.attention.backend import Extent, Fixed, Ground
 from foreword.runner.attention.call import Call, LayerFacts
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
@@ -79,6 +79,10 @@ class VarlenBackend:
     def begin(self, segments: tuple[Segment, ...], total: int) -> "VarlenStep":
         """Start a step of `total` rows: those of the segments, in order, then padding."""
         return VarlenStep(self, segments, total)
+
+    def fixed(self, extent: Extent) -> Fixed | None:
+        """None: what a step launches depends on its rows."""
+        del extent
 
     def over(self, memory: KVMemory) -> "VarlenBackend":
         """The same over another memory of the same layout."""

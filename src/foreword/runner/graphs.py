@@ -1,0 +1,177 @@
+"""Captured forwards: small steps are recorded once for each size and then launched as a whole.
+
+A step of few rows is over on a card before Python has launched half of it. So decodes, at a ladder of batch sizes, and
+short prefills, as after a hit, run as graphs: `Graphs.run` finds the least recorded size that holds a batch, puts the
+batch's integers into its buffers and replays it. What no size holds, and every step where the backend cannot stand
+still or a forward cannot be recorded, runs as usual.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from foreword.runner.attention.backend import Backend, Extent, Fixed
+from foreword.runner.attention.call import Step
+from foreword.runner.attention.tiles import Segment
+from foreword.runner.batch import Batch
+
+_log = logging.getLogger(__name__)
+
+Forward = Callable[[Tensor, Tensor, Step, Tensor], Tensor]
+"""Takes ids [1, T], positions [1, T], the step and the rows wanted to logits [rows, vocabulary]."""
+
+_DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_PREFILLS = (16, 32, 64, 128, 256)
+_PREFILL_SEGMENTS = 8
+_TRIES = 3
+
+
+class Recorded(Protocol):
+    """A forward that was recorded."""
+
+    def replay(self) -> Tensor:
+        """Run it over what its buffers hold now; the same tensor every time."""
+        ...
+
+
+class Recorder(Protocol):
+    """Records what a device does."""
+
+    def record(self, work: Callable[[], Tensor]) -> Recorded:
+        """Run `work` once for practice and once for the record. Raises RuntimeError when it cannot be recorded."""
+        ...
+
+
+def ladder() -> tuple[Extent, ...]:
+    """All sizes, those that hold less first."""
+    decodes = (
+        Extent(rows=rows, segments=rows, longest=1, shared=shared)
+        for rows in _DECODES
+        for shared in ((False, True) if rows > 1 else (False,))
+    )
+    prefills = (Extent(rows=rows, segments=_PREFILL_SEGMENTS, longest=rows) for rows in _PREFILLS)
+    return tuple(sorted((*decodes, *prefills), key=lambda extent: (extent.rows, extent.longest, extent.shared)))
+
+
+def holding(extents: Sequence[Extent], segments: Sequence[Segment]) -> Iterator[Extent]:
+    """The first few sizes that have room for a step's rows."""
+    rows, longest = sum(segment.count for segment in segments), max(segment.count for segment in segments)
+    fitting = (e for e in extents if e.rows >= rows and e.segments >= len(segments) and e.longest >= longest)
+    for _, extent in zip(range(_TRIES), fitting, strict=False):
+        yield extent
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One size, recorded: buffers that stay where they are."""
+
+    extent: Extent
+    host: Tensor
+    """int64 [2 * rows + segments]: ids, positions, rows whose logits are wanted."""
+    numbers: Tensor
+    """The same on the device."""
+    fixed: Fixed
+    recorded: Recorded | None
+
+    def put(self, batch: Batch) -> None:
+        """Fill in what `fixed` has not. Padding is token 0 at position 0."""
+        rows, used = self.extent.rows, sum(segment.count for segment in batch.segments)
+        self.host.zero_()
+        self.host[:used] = batch.ids[0, :used]
+        self.host[rows : rows + used] = batch.positions[0, :used]
+        self.host[2 * rows : 2 * rows + len(batch.last_rows)] = batch.last_rows
+        self.numbers.copy_(self.host, non_blocking=True)
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of ids [1, rows], positions [1, rows] and wanted rows [segments]."""
+        rows = self.extent.rows
+        return self.numbers[None, :rows], self.numbers[None, rows : 2 * rows], self.numbers[2 * rows :]
+
+
+class Graphs:
+    """Owner of the frames of one model on one device."""
+
+    def __init__(self, forward: Forward, backend: Backend, recorder: Recorder, device: torch.device) -> None:
+        self._forward = forward
+        self._backend = backend
+        self._recorder = recorder
+        self._device = device
+        self._extents = ladder()
+        self._frames: dict[Extent, _Frame | None] = {}
+
+    def run(self, batch: Batch) -> Tensor | None:
+        """Logits of the rows that sample, valid until the next run; None: compute this step as usual.
+
+        `batch` is on the host.
+        """
+        for extent in holding(self._extents, batch.segments):
+            if extent not in self._frames:
+                self._frames[extent] = self._open(extent)
+            frame = self._frames[extent]
+            if frame is None or not frame.fixed.refill(batch.segments):
+                continue
+            frame.put(batch)
+            if frame.recorded is None:
+                frame = self._frames[extent] = self._record(frame)
+                if frame is None:
+                    return None
+            return cast(Recorded, frame.recorded).replay()[: len(batch.last_rows)]
+        return None
+
+    def _open(self, extent: Extent) -> _Frame | None:
+        fixed = self._backend.fixed(extent)
+        if fixed is None:
+            return None
+        host = torch.zeros(2 * extent.rows + extent.segments, dtype=torch.long)
+        host = host.pin_memory() if self._device.type == "cuda" else host
+        return _Frame(extent, host, host.to(self._device), fixed, None)
+
+    def _record(self, frame: _Frame) -> _Frame | None:
+        """Record a frame over the first batch that it holds."""
+        ids, positions, wanted = frame.inputs()
+        try:
+            recorded = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
+        except RuntimeError as error:
+            _log.warning(
+                "steps of %d rows cannot be recorded and run one launch at a time: %s", frame.extent.rows, error
+            )
+            return None
+        return _Frame(frame.extent, frame.host, frame.numbers, frame.fixed, recorded)
+
+
+class CudaRecorder:
+    """Records with CUDA graphs, which share one pool of memory: they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._cuda = cast(Any, torch.cuda)
+        self._pool = self._cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Tensor]) -> Recorded:
+        """See `Recorder`."""
+        cuda = self._cuda
+        aside = cuda.Stream()
+        aside.wait_stream(cuda.current_stream())
+        with cuda.stream(aside):
+            work()
+        cuda.current_stream().wait_stream(aside)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=self._pool):
+            out = work()
+        return _CudaGraph(graph, out)
+
+
+class _CudaGraph:
+    __slots__ = ("_graph", "_out")
+
+    def __init__(self, graph: Any, out: Tensor) -> None:
+        self._graph = graph
+        self._out = out
+
+    def replay(self) -> Tensor:
+        """See `Recorded`."""
+        self._graph.replay()
+        return self._out
