@@ -8,11 +8,13 @@ with each weight's shape on the machine at hand: what is not equal in every bit 
 A portion can be taken in three ways. *Plain* is `x @ weight.T`. *Turned* is `(weight @ x.T).T`: the long sides are the
 weight's, which never change, and the number of rows is only the width of the right-hand side, on which the order of
 sums hardly ever depends; plain saves turning the result around. *Packed* reads a second copy of the weight that oneDNN
-has laid out for its kernels once and for all, which saves doing it at every product. All are tried.
+has laid out for its kernels once and for all, which saves doing it at every product. All are tried, and of those with
+the same bits the fastest is taken: it may be another one at the next start, and nobody can tell from an answer.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal, cast
 
 import torch
@@ -22,8 +24,8 @@ from torch import Tensor, nn
 _SMALL = (4, 8)
 _GRAIN = 16
 _SIZES = (*_SMALL, _GRAIN, 32, 64, 128, 256, 512, 768, 1024)
-_TURNED_BELOW = 64
-"""Portions of fewer rows are faster the second way."""
+_FEW_ROWS, _REPEATS = 32, 3
+"""Products of few rows are over so soon that they are timed more than once."""
 _TRIAL_ELEMENTS = 2**31
 """Rows of the largest size tried, times elements of the weight: a large weight gains nothing from a large portion."""
 _LOGITS_OUTPUTS, _LOGITS_ROWS = 16384, 64
@@ -174,21 +176,26 @@ def choose_menu(weight: Tensor, *, packs: bool = True) -> Menu:
     stand_in, x = _cancelling(weight, sizes[-1])
     matrix = Matrix(stand_in, pack(stand_in) if packs else None)
     wanted = torch.cat([F.linear(stand_in, part) for part in _split(x)], dim=1).t()
-    portions: list[Portion] = []
-    for size in sizes:
-        for way in _ways(size, matrix):
-            # The first 16 rows make the standard; all others are compared at the other end of the product.
-            if torch.equal(matrix.product(x[-size:], way), wanted[-size:]):
-                portions.append(Portion(size, way))
-                break
-    return Menu(tuple(portions))
+    portions = (_fastest(matrix, x[-size:], wanted[-size:]) for size in sizes)
+    return Menu(tuple(portion for portion in portions if portion is not None))
 
 
-def _ways(size: int, matrix: Matrix) -> Iterator[Way]:
-    """The fastest first."""
-    if matrix.packed is not None:
-        yield "packed"
-    yield from ("turned", "plain") if size < _TURNED_BELOW else ("plain", "turned")
+def _fastest(matrix: Matrix, x: Tensor, wanted: Tensor) -> Portion | None:
+    """The fastest product of these rows with the bits wanted; None if none has them."""
+    size, times = x.shape[0], dict[Way, float]()
+    for way in ("packed", "turned", "plain"):
+        if way == "packed" and matrix.packed is None:
+            continue
+        # The first run also warms what the next ones are to show.
+        if torch.equal(matrix.product(x, way), wanted):
+            times[way] = min(_time(matrix, x, way) for _ in range(_REPEATS if size <= _FEW_ROWS else 1))
+    return Portion(size, min(times, key=times.__getitem__)) if times else None
+
+
+def _time(matrix: Matrix, x: Tensor, way: Way) -> float:
+    start = perf_counter()
+    matrix.product(x, way).contiguous()
+    return perf_counter() - start
 
 
 def _split(x: Tensor) -> Iterator[Tensor]:
