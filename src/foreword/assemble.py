@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from foreword.base.config import Config
 from foreword.base.errors import ConfigError
 from foreword.base.ids import BlockHash
+from foreword.cache.expiry import NEVER
 from foreword.cache.explain import Reason
 from foreword.cache.identity import Space, root
 from foreword.cache.prefix_cache import PrefixCache
@@ -19,6 +20,7 @@ from foreword.engine.sockets import MonotonicClock, Nobody, Observer
 from foreword.engine.worker import Worker
 from foreword.front.bounds import Bounds
 from foreword.front.front import Front, Served
+from foreword.front.keeper import Keeper
 from foreword.front.operator import Operator
 from foreword.schedule.admission import Limits, limits
 from foreword.schedule.audit import Auditor
@@ -51,6 +53,7 @@ class Assembly:
     runner: "ModelRunner | PlainRunner"
     front: Front
     operator: Operator
+    keeper: Keeper
     worker: Worker
     limits: Limits
 
@@ -122,7 +125,14 @@ def assemble(
     tokenizer = Tokenizer(runner.card.directory)
     tokenizer.load()
     room = _with_shares(_limits(config, runner), shares, public=runner.card.not_cacheable is None)
-    cache = PrefixCache(runner.num_blocks, runner.block_size, off=_off(config, runner.card), shares=room.shares)
+    cache = PrefixCache(
+        runner.num_blocks,
+        runner.block_size,
+        off=_off(config, runner.card),
+        shares=None if shares is None else room.shares,
+        ttl_s=NEVER if config.cache.ttl is None else config.cache.ttl,
+        pin_blocks=int(config.cache.pin_budget * runner.num_blocks),
+    )
     schedule = config.schedule
     auditor = _auditor(config, runner.card, cache)
     scheduler = Scheduler(
@@ -140,7 +150,15 @@ def assemble(
 
     operator = Operator(front, worker, load, max_public_blocks=room.public_blocks)
     worker.start()
-    return Assembly(config=config, runner=runner, front=front, operator=operator, worker=worker, limits=room)
+    return Assembly(
+        config=config,
+        runner=runner,
+        front=front,
+        operator=operator,
+        keeper=Keeper(front, worker),
+        worker=worker,
+        limits=room,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

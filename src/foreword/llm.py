@@ -16,9 +16,16 @@ from foreword.assemble import Assembly, assemble
 from foreword.base.config import CacheConfig, Config, ModelConfig, ScheduleConfig, ServerConfig
 from foreword.base.errors import CapacityError, ConfigError, InvariantBroken, RequestError, StepFailed, Unavailable
 from foreword.base.params import FinishReason
-from foreword.cache.explain import Reason
+from foreword.cache.explain import Explanation, Reason
+from foreword.cache.pins import Pinned
+from foreword.cache.prefix_cache import Flushed
 from foreword.front.answer import Answer
 from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
+from foreword.front.keeper import Finding
+from foreword.front.where import Where
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or messages."""
 
 _SECTIONS = (ModelConfig, CacheConfig, ScheduleConfig)
 
@@ -35,6 +42,21 @@ class Wishes(TypedDict, total=False):
     ignore_eos: bool
     stop: str | Sequence[str]
     prefix_length: int | None
+    cache: "CacheWishes"
+    """What is asked of the cache; the same object as over HTTP."""
+
+
+class CacheWishes(TypedDict, total=False):
+    """What a caller may ask of the cache; meanings and limits as in `front.ask.Ask`."""
+
+    report: bool
+    """Say in `Result.where` where the match ended."""
+    read: bool
+    store: bool
+    ttl: float | None
+    priority: int | None
+    prefix_length: int | None
+    key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +75,12 @@ class Result:
     completion_tokens: int
     reason: Reason
     """Why the cached part ends where it does."""
+    explanation: Explanation
+    """The same in full: at which token, and how what comes next left the cache."""
+    where: Where | None
+    """Where in the request that is; with `cache={"report": True}` only."""
+    stored_tokens: int
+    """Prompt tokens that this request was the first to store, in full blocks."""
     queue_s: float
     """Seconds from the call to the first step of work, less the next two."""
     tokenize_s: float
@@ -106,6 +134,36 @@ class LLM:
         """
         caller = Caller(arrived_s=self._assembly.worker.now())
         return self._run([Ask(prompt=Conversation(messages), **_wishes(wishes))], caller)[0]
+
+    def lookup(self, prompt: Prompt, *, prefix_length: int | None = None) -> Finding:
+        """What a request would find in the cache now, and why no more. Computes nothing and changes nothing.
+
+        A prompt is text, token ids or messages. Raises RequestError.
+        """
+        return self._assembly.keeper.lookup(Ask(prompt=_source(prompt), prefix_length=prefix_length))
+
+    def warm(self, prompt: Prompt, **cache: Unpack[CacheWishes]) -> Result:
+        """Compute a prompt and keep it, without an answer: the next request that begins like it finds it.
+
+        Of messages that end before a user's turn, what all such conversations begin with. Raises as `generate`.
+        """
+        ask = Ask(prompt=_source(prompt), **_wishes({"cache": cache}))
+        return _collect(self._assembly.keeper.warm(ask))
+
+    def pin(self, prompt: Prompt, *, ttl: float | None = None) -> Pinned:
+        """Let the full blocks of a prefix be evicted last, for `ttl` seconds or until it is unpinned.
+
+        Raises RequestError with the budget (setting `pin_budget`) when it would be exceeded.
+        """
+        return self._assembly.keeper.pin(_source(prompt), ttl_s=ttl)
+
+    def unpin(self, prompt: Prompt) -> int:
+        """Let a pinned prefix be evicted in its turn; how many blocks nothing pins now. Raises NotFound for no pin."""
+        return self._assembly.keeper.unpin(_source(prompt))
+
+    def flush(self, prompt: Prompt | None = None) -> Flushed:
+        """Forget a prefix with all that continues it, or everything; afterwards no new request hits older entries."""
+        return self._assembly.keeper.flush(None if prompt is None else _source(prompt))
 
     def reload(self) -> str:
         """Load the weights again from where they came, once the requests under way are done; the new root in hex.
@@ -179,6 +237,9 @@ def _collect(answer: Answer) -> Result:
         computed_tokens=usage.computed_tokens,
         completion_tokens=usage.completion_tokens,
         reason=usage.reason,
+        explanation=usage.explanation,
+        where=answer.where(usage.explanation),
+        stored_tokens=usage.stored_tokens,
         queue_s=usage.queue_s,
         tokenize_s=usage.tokenize_s,
         lookup_s=usage.lookup_s,
@@ -191,6 +252,16 @@ def _collect(answer: Answer) -> Result:
 def _logprobs(pieces: Sequence[Piece]) -> tuple[TokenText, ...] | None:
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     return tokens or None
+
+
+def _source(prompt: Prompt) -> str | tuple[int, ...] | Conversation:
+    """A prompt in the form that the front takes."""
+    if isinstance(prompt, str):
+        return prompt
+    listed: list[Any] = list(prompt)
+    if listed and isinstance(listed[0], Mapping):
+        return Conversation(listed)
+    return tuple(listed)
 
 
 def _prompts(prompts: Any) -> list[str | tuple[int, ...]]:
@@ -208,7 +279,16 @@ def _wishes(wishes: Wishes) -> dict[str, Any]:
     for name in wishes:
         if name not in known:
             raise RequestError(f"{name} is unknown{_closest(name, known)}", field=name)
-    asked: dict[str, Any] = dict(wishes)
+    asked: dict[str, Any] = {name: value for name, value in wishes.items() if name != "cache"}
+    cache: Mapping[str, Any] = wishes.get("cache", {})
+    for name, value in cache.items():
+        if name not in CacheWishes.__annotations__:
+            raise RequestError(
+                f"cache.{name} is unknown{_closest(name, CacheWishes.__annotations__)}", field=f"cache.{name}"
+            )
+        if name in asked and asked[name] != value:
+            raise RequestError(f"{name} and cache.{name} differ; give one of them", field=name)
+        asked[name] = value
     if "stop" in wishes:
         stop = wishes["stop"]
         asked["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)

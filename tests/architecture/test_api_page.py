@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from foreword.server.admin import PublicHeadRequest
+from foreword.server.cache_api import FlushRequest, LookupRequest, PinRequest, PrefixRequest, WarmRequest
 from foreword.server.chat import PlainRequest
 from foreword.server.openai.requests import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
 from foreword.server.wire import CacheWish
@@ -19,6 +20,11 @@ FORMS = (
     CacheWish,
     StreamOptions,
     PublicHeadRequest,
+    LookupRequest,
+    WarmRequest,
+    PinRequest,
+    PrefixRequest,
+    FlushRequest,
 )
 
 

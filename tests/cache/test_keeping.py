@@ -100,10 +100,10 @@ class Beside:
         gone = {why.split()[0] for prefix, why in self.naive.gone.items() if reaches_further(prefix)}
         if missing in self.naive.gone:
             assert reason == self.naive.gone[missing].split()[0]
-        elif reason in ("flushed", "expired", "evicted"):
-            assert reason in gone
         elif missing in self.naive.unstored:
             assert reason == "not_stored"
+        elif reason in ("flushed", "expired", "evicted"):
+            assert reason in gone
         elif reason == "not_stored":
             assert any(map(reaches_further, self.naive.unstored))
         else:

@@ -6,9 +6,11 @@ from time import monotonic, sleep
 
 from foreword.base.errors import CapacityError
 from foreword.base.ids import BlockHash, RequestId
-from foreword.base.params import FinishReason
+from foreword.base.params import FinishReason, Reach
 from foreword.cache.explain import Explanation
-from foreword.cache.prefix_cache import Flushed
+from foreword.cache.identity import Chain
+from foreword.cache.prefix_cache import Flushed, PrefixCache
+from foreword.engine.client import ResultT
 from foreword.engine.state import EngineState
 from foreword.engine.stream import Stream
 from foreword.schedule.plan import Sample, TokenEvent, Usage
@@ -69,6 +71,12 @@ class PlayedEngine:
         raise NotImplementedError
 
     def flush(self) -> Flushed:
+        raise NotImplementedError
+
+    def lookup(self, chain: Chain, reach: Reach) -> Explanation:
+        raise NotImplementedError
+
+    def on_cache(self, work: Callable[[PrefixCache], ResultT]) -> ResultT:
         raise NotImplementedError
 
     def share(self, public: frozenset[BlockHash]) -> int:

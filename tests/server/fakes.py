@@ -13,12 +13,19 @@ from foreword.base.errors import CapacityError, NotFound, RequestError, Unavaila
 from foreword.base.ids import BlockHash
 from foreword.base.params import FinishReason
 from foreword.cache.blocks import PoolState
+from foreword.cache.departed import Left
+from foreword.cache.expiry import NEVER
 from foreword.cache.explain import Explanation
+from foreword.cache.identity import Tenant
+from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
+from foreword.cache.view import Node
 from foreword.engine.state import EngineState, TenantState
 from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
 from foreword.front.bounds import Bounds, check_ids, reach_of, sampling_of
+from foreword.front.keeper import Finding, Prefix, Sight
 from foreword.front.operator import Head, PublicHead
+from foreword.front.where import Where
 from foreword.schedule.admission import Limits
 from foreword.schedule.plan import Usage
 from foreword.server import KeyFile, Service, create_app
@@ -26,6 +33,22 @@ from foreword.telemetry import Metrics
 
 BLOCK = 4
 BOUNDS = Bounds(limits=Limits(num_blocks=100, block_size=BLOCK, max_context=400), vocab_size=1000)
+
+WHERE = Where(message=1, role="user", offset=3, cached="the 14:02", prompt="the 14:03")
+NODE = Node(
+    name=BlockHash(bytes([1]) * 32),
+    parent=None,
+    owner="red",
+    num_blocks=3,
+    begins=(1, 2),
+    hits=5,
+    last_used_s=0.0,
+    held=False,
+    pinned=True,
+    priority=50,
+    ttl_s=NEVER,
+    num_children=2,
+)
 
 
 def token_text(text: str, top: int) -> TokenText:
@@ -59,6 +82,9 @@ class FakeAnswer:
 
     def cancel(self) -> None:
         self.num_cancels += 1
+
+    def where(self, explanation: Explanation, /) -> Where | None:
+        return None if explanation.reason == "complete" else WHERE
 
 
 @dataclass(slots=True)
@@ -136,12 +162,15 @@ class FakeEngine:
     caching: bool = True
     ready: bool = True
     tenants: dict[str, TenantState] = field(default_factory=dict[str, TenantState])
+    pinned: dict[str, int] = field(default_factory=dict[str, int])
 
     def now(self) -> float:
         return 12.5
 
     def state(self) -> EngineState:
-        return EngineState(self.alive, 1, 2, PoolState(total=10, free=5, cached=3, held=2), self.caching, self.tenants)
+        return EngineState(
+            self.alive, 1, 2, PoolState(total=10, free=5, cached=3, held=2), self.caching, self.pinned, {}, self.tenants
+        )
 
 
 @dataclass(slots=True)
@@ -152,7 +181,6 @@ class FakeOperator:
     max_public_blocks: int = 25
     root: BlockHash = field(default_factory=lambda: BlockHash(b"new"))
     fails: Exception | None = None
-    num_flushes: int = 0
 
     @property
     def num_public_blocks(self) -> int:
@@ -171,14 +199,49 @@ class FakeOperator:
         self.heads.remove(found[0])
         return 2
 
-    def flush(self) -> Flushed:
-        self.num_flushes += 1
-        return Flushed(dropped=3, still_held=1)
-
     def reload(self) -> BlockHash:
         if self.fails is not None:
             raise self.fails
         return self.root
+
+
+@dataclass(slots=True)
+class FakeKeeper:
+    """Remembers what it was asked to do."""
+
+    front: FakeFront
+    calls: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
+
+    def lookup(self, ask: Ask, caller: Caller, /) -> Finding:
+        self.calls.append(("lookup", ask.prompt, caller.tenant.name))
+        said = Explanation("evicted", 4, Left("pressure", 3.0))
+        return Finding(prompt_tokens=9, cached_tokens=4, explanation=said, left_ago_s=2.5, where=WHERE)
+
+    def warm(self, ask: Ask, caller: Caller, /) -> FakeAnswer:
+        self.calls.append(("warm", ask.prompt, caller.tenant.name, ask.ttl, ask.priority, ask.key))
+        answer = self.front.submit(ask, caller)
+        answer.text = ""
+        return answer
+
+    def pin(self, prefix: Prefix, tenant: Tenant, ttl_s: float | None, /) -> Pinned:
+        self.calls.append(("pin", prefix, tenant.name, ttl_s))
+        if prefix == "too much":
+            raise RequestError("the prefix has 99 blocks; 0 blocks are pinned and 25 may be", field="prompt")
+        return Pinned(done=True, num_blocks=2, num_cached=1, num_pinned=2, budget=25)
+
+    def unpin(self, prefix: Prefix, tenant: Tenant, /) -> int:
+        self.calls.append(("unpin", prefix, tenant.name))
+        return 2
+
+    def flush(self, prefix: Prefix | None, tenant: Tenant | None, /) -> Flushed:
+        self.calls.append(("flush", prefix, None if tenant is None else tenant.name))
+        if prefix == BlockHash(bytes(32)):
+            raise NotFound("there is no such block", field="block")
+        return Flushed(dropped=3, still_held=1)
+
+    def tree(self, tenant: Tenant | None, start: BlockHash | None, limit: int, /) -> tuple[tuple[Sight, ...], bool]:
+        self.calls.append(("tree", None if tenant is None else tenant.name, start, limit))
+        return (Sight(NODE, "hello", 1.5),), False
 
 
 @dataclass(slots=True)
@@ -188,16 +251,23 @@ class World:
     front: FakeFront = field(default_factory=FakeFront)
     engine: FakeEngine = field(default_factory=FakeEngine)
     operator: FakeOperator = field(default_factory=FakeOperator)
+    keeper: FakeKeeper = field(init=False)
+    warm: bool = True
     metrics: Metrics = field(default_factory=Metrics)
     keys: KeyFile | None = None
     limits: Limits = BOUNDS.limits
     config: Config = field(default_factory=lambda: Config(server=ServerConfig(max_body_bytes=100_000)))
+
+    def __post_init__(self) -> None:
+        self.keeper = FakeKeeper(self.front)
 
     def app(self) -> FastAPI:
         service = Service(
             front=self.front,
             engine=self.engine,
             operator=self.operator,
+            keeper=self.keeper,
+            warmed=lambda: self.warm,
             metrics=self.metrics,
             prefill_flops=lambda num_tokens: 1000 * num_tokens,
             limits=self.limits,

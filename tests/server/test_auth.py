@@ -21,7 +21,8 @@ from tests.telemetry.test_metrics import first, usage
 
 ADMIN = {
     ("GET", "/metrics"),
-    ("POST", "/v1/cache/flush"),
+    ("POST", "/v1/cache/pin"),
+    ("POST", "/v1/cache/unpin"),
     ("GET", "/v1/cache/public"),
     ("POST", "/v1/cache/public"),
     ("POST", "/v1/models/reload"),
@@ -150,7 +151,9 @@ async def test_routes_for_operators(red: httpx.AsyncClient, boss: httpx.AsyncCli
         assert response.json()["error"]["code"] == "admin_key_required"
     assert house.world.operator == FakeOperator()
     for method, path in sorted(ADMIN):
-        body = {"prompt": "a head for all"} if (method, path) == ("POST", "/v1/cache/public") else None
+        body = (
+            {"prompt": "a head for all"} if path in ("/v1/cache/public", "/v1/cache/pin", "/v1/cache/unpin") else None
+        )
         assert (await boss.request(method, path, json=body)).status_code == 200, path
 
 
@@ -158,7 +161,8 @@ async def test_a_server_without_keys_serves_everybody() -> None:
     world = World()
     async with world.client() as client:
         for method, path in sorted(ADMIN - {("POST", "/v1/cache/public")}):
-            assert (await client.request(method, path)).status_code == 200
+            body = {"prompt": "a head"} if path in ("/v1/cache/pin", "/v1/cache/unpin") else None
+            assert (await client.request(method, path, json=body)).status_code == 200
         response = await client.post("/v1/cache/public", json={"prompt": "a head"})
         assert (response.status_code, response.json()["error"]["code"]) == (400, "no_tenants")
         assert (await client.post("/chat", json={"prompt": "a"})).status_code == 200
@@ -238,9 +242,10 @@ async def test_views(red: httpx.AsyncClient, boss: httpx.AsyncClient, house: Hou
         "red": TenantState(waiting=1, running=2, cached=7, held=4),
         "blue": TenantState(cached=33),
     }
+    house.world.engine.pinned = {"red": 3, "blue": 1}
     own = {
         "tenant": "red",
-        "blocks": {"share": 20, "cached": 7, "held": 4},
+        "blocks": {"share": 20, "cached": 7, "held": 4, "pinned": 3},
         "requests": {"waiting": 1, "running": 2, "limit": 5},
         "max_context": 260,
     }
@@ -259,7 +264,7 @@ async def test_views(red: httpx.AsyncClient, boss: httpx.AsyncClient, house: Hou
     whole = (await boss.get("/v1/cache")).json()
     assert [tenant["tenant"] for tenant in whole["tenants"]] == ["blue", "red"]
     assert whole["tenants"][1] == own
-    assert whole["blocks"] == {"capacity": 10, "free": 5, "cached": 3, "held": 2}
+    assert whole["blocks"] == {"capacity": 10, "free": 5, "cached": 3, "held": 2, "pinned": 4, "pin_budget": 2}
 
 
 async def test_anothers_and_nobodys_resource_look_the_same(red: httpx.AsyncClient, boss: httpx.AsyncClient) -> None:
@@ -317,9 +322,7 @@ async def test_public_heads(boss: httpx.AsyncClient, house: House) -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (status, param), body
 
 
-async def test_flush_and_reload(boss: httpx.AsyncClient, house: House) -> None:
-    assert (await boss.post("/v1/cache/flush")).json() == {"dropped": 3, "still_held": 1}
-    assert (await boss.post("/v1/cache/flush", json={"tenant": "red"})).status_code == 422
+async def test_reload(boss: httpx.AsyncClient, house: House) -> None:
     assert (await boss.post("/v1/models/reload", json={})).json() == {
         "model": "tiny",
         "root": b"new".hex(),
@@ -362,3 +365,31 @@ def test_a_file_of_public_heads_that_makes_no_sense(tmp_path: Path, text: str, m
         read_heads(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_heads(tmp_path / "none.json")
+
+
+async def test_a_tenant_acts_on_its_own_and_an_admin_on_any(
+    red: httpx.AsyncClient, boss: httpx.AsyncClient, house: House
+) -> None:
+    calls = house.world.keeper.calls
+    for verb in ("lookup", "warm", "flush"):
+        assert (await red.post(f"/v1/cache/{verb}", json={"prompt": "a head"})).status_code == 200
+        assert (await red.post(f"/v1/cache/{verb}", json={"prompt": "a head", "tenant": "red"})).status_code == 200
+        anothers = await red.post(f"/v1/cache/{verb}", json={"prompt": "a head", "tenant": "blue"})
+        nobodys = await red.post(f"/v1/cache/{verb}", json={"prompt": "a head", "tenant": "nobody"})
+        assert (anothers.status_code, anothers.json()) == (404, nobodys.json())
+        assert (await boss.post(f"/v1/cache/{verb}", json={"prompt": "a head", "tenant": "blue"})).status_code == 200
+    assert [call[2] for call in calls] == ["red", "red", "blue"] * 3
+    calls.clear()
+    assert (await red.post("/v1/cache/flush")).status_code == 200
+    assert (await boss.post("/v1/cache/flush")).status_code == 200
+    assert (await red.get("/v1/cache/tree")).status_code == 200
+    assert (await red.get("/v1/cache/tree?tenant=blue")).status_code == 404
+    assert (await boss.get("/v1/cache/tree")).status_code == 200
+    assert (await boss.get("/v1/cache/tree?tenant=blue")).status_code == 200
+    assert calls == [
+        ("flush", None, "red"),
+        ("flush", None, None),
+        ("tree", "red", None, 100),
+        ("tree", None, None, 100),
+        ("tree", "blue", None, 100),
+    ]

@@ -121,7 +121,11 @@ async def test_report(client: httpx.AsyncClient, stream: bool, with_usage: bool)
         "reason": "never_seen",
         "at_token": 0,
         "tiers": {"device": 0},
-        "where": None,
+        "tail_tokens": 0,
+        "left": None,
+        "where": {"message": 1, "role": "user", "offset": 3, "cached": "the 14:02", "prompt": "the 14:03"},
+        "cache_read_input_tokens": 0,
+        "cache_creation_input_tokens": 0,
         "saved": {"prefill_flops": 0, "seconds": 0.0},
     }
     assert timings == {

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from foreword.server.admin import PublicHeadRequest
+from foreword.server.cache_api import FlushRequest, LookupRequest, PinRequest, PrefixRequest, WarmRequest
 from foreword.server.chat import PlainRequest
 from foreword.server.openai.requests import ChatRequest, CompletionRequest
 
@@ -31,7 +32,12 @@ async def test_routes(client: httpx.AsyncClient) -> None:
         "/v1/models/reload",
         "/v1/cache",
         "/v1/cache/flush",
+        "/v1/cache/lookup",
+        "/v1/cache/pin",
         "/v1/cache/public",
+        "/v1/cache/tree",
+        "/v1/cache/unpin",
+        "/v1/cache/warm",
         "/health",
         "/ready",
         "/metrics",
@@ -44,6 +50,7 @@ async def test_routes(client: httpx.AsyncClient) -> None:
 
 async def test_bodies_are_closed(client: httpx.AsyncClient) -> None:
     schemas: dict[str, Any] = (await client.get("/openapi.json")).json()["components"]["schemas"]
-    for form in (ChatRequest, CompletionRequest, PlainRequest, PublicHeadRequest):
+    forms = (ChatRequest, CompletionRequest, PlainRequest, PublicHeadRequest, LookupRequest, WarmRequest, PinRequest)
+    for form in (*forms, PrefixRequest, FlushRequest):
         assert schemas[form.__name__]["additionalProperties"] is False
         assert set(schemas[form.__name__]["properties"]) == set(form.model_fields)

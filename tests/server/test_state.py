@@ -20,6 +20,10 @@ async def test_not_ready_is_not_dead(client: httpx.AsyncClient, world: World) ->
     assert (await client.get("/health")).status_code == 200
     response = await client.get("/ready")
     assert (response.status_code, response.json()) == (503, {"status": "not_ready"})
+    world.engine.ready, world.warm = True, False  # --warm has prompts left
+    assert (await client.get("/ready")).status_code == 503
+    world.warm = True
+    assert (await client.get("/ready")).status_code == 200
 
 
 async def test_models(client: httpx.AsyncClient) -> None:
@@ -40,8 +44,10 @@ async def test_cache(client: httpx.AsyncClient, world: World) -> None:
         "cacheable": True,
         "not_cacheable": None,
         "block_size": 4,
-        "blocks": {"capacity": 10, "free": 5, "cached": 3, "held": 2},
+        "blocks": {"capacity": 10, "free": 5, "cached": 3, "held": 2, "pinned": 0, "pin_budget": 2},
         "capacity_tokens": 40,
+        "models": [{"id": "tiny", "cacheable": True, "not_cacheable": None, "namespace": "old"}],
+        "departures": {},
         "requests": {"waiting": 1, "running": 2},
         "tenants": None,
     }

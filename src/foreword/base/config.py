@@ -14,6 +14,9 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionName = Literal["auto", "triton", "varlen", "sdpa"]
 
+MAX_TTL_S = 31 * 24 * 60 * 60
+"""The longest time, in seconds, for which anybody can ask to keep a prefix."""
+
 _UNITS: Mapping[str, int] = {
     "": 1,
     "B": 1,
@@ -55,6 +58,11 @@ class CacheConfig:
     audit: float = 0.0
     """Share of hits, 0 to 1, that is recomputed when there is nothing else to do and compared; wrong ones leave the
     cache."""
+    ttl: float | None = None
+    """Seconds after its last use for which a cached prefix is kept, unless a request says otherwise. None: until the
+    room is needed."""
+    pin_budget: float = 0.25
+    """Share of the pool, 0 to 1, that may be pinned; of a tenant's share the same part."""
     kv_cache: str = "auto"
     """Memory for KV: a size (2GiB, 500MB) or a bare number of blocks (64). auto: a share of what is free."""
 
@@ -63,6 +71,10 @@ class CacheConfig:
             raise ConfigError(f"block_size is {self.block_size}; it must be between 1 and 256")
         if not 0 <= self.audit <= 1:
             raise ConfigError(f"audit is {self.audit}; it is a share of hits, between 0 and 1")
+        if not 0 <= self.pin_budget <= 1:
+            raise ConfigError(f"pin_budget is {self.pin_budget}; it is a share of the pool, between 0 and 1")
+        if self.ttl is not None and not 0 < self.ttl <= MAX_TTL_S:
+            raise ConfigError(f"ttl is {self.ttl}; it is a number of seconds above 0, at most {MAX_TTL_S}")
         if self.kv_cache != "auto":
             parse_kv_cache(self.kv_cache)
 
@@ -102,6 +114,9 @@ class ServerConfig:
     public_heads: str | None = None
     """JSON file of prompts that all tenants share: a list of `{"prompt": text}` and `{"messages": [...]}`. Needs
     --api-keys."""
+    warm: str | None = None
+    """JSON file of prompts to compute at the start, before /ready turns true: a list of what `POST /v1/cache/warm`
+    takes."""
     insecure: bool = False
     """Listen on a public address without API keys: everybody who reaches the port shares one cache."""
     max_body_bytes: int = 32 * 2**20

@@ -100,31 +100,32 @@ class Departed:
         self._unstored.put(name, True)
         self._unstored_children.put(parent, content)
 
-    def find(self, chain: Chain, block: int, matched_tokens: int) -> Left | None:
-        """How that left which would have matched more than `matched_tokens` tokens of block number `block`, if so."""
-        if block < len(chain.hashes) and (found := self._how(chain.hashes[block])) is not None:
-            return found
-        parent, content = chain.parent(block), chain.content(block)
-        child = self._children.get(parent)
-        if child is not None and child[1].common_tokens(content) > matched_tokens:
-            return self._how(child[0])
-        for tree, _ in self._trees:
-            near = tree.nearest(parent, content)
-            if near is not None and near[1] > matched_tokens:
-                return self._how(near[0])
-        return None
-
-    def _how(self, name: BlockHash) -> Left | None:
+    def how(self, name: BlockHash) -> Left | None:
+        """How this block left, if it did."""
         left = self._left.get(name)
         if left is None:
             moments = [moment for tree, moment in self._trees if tree.find(name) is not None]
             left = Left("flushed", moments[-1]) if moments else None
         return left
 
-    def is_unstored(self, chain: Chain, block: int, matched_tokens: int) -> bool:
-        """Whether what would have matched more of block number `block` was computed lately without being stored."""
-        if block < len(chain.hashes) and self._unstored.get(chain.hashes[block]):
-            return True
+    def how_one_like(self, chain: Chain, block: int, matched_tokens: int) -> Left | None:
+        """How another one left that would have matched more than `matched_tokens` tokens of block number `block`."""
+        parent, content = chain.parent(block), chain.content(block)
+        child = self._children.get(parent)
+        if child is not None and child[1].common_tokens(content) > matched_tokens:
+            return self.how(child[0])
+        for tree, _ in self._trees:
+            near = tree.nearest(parent, content)
+            if near is not None and near[1] > matched_tokens:
+                return self.how(near[0])
+        return None
+
+    def is_unstored(self, name: BlockHash) -> bool:
+        """Whether this block was computed lately without being stored."""
+        return self._unstored.get(name) is not None
+
+    def is_one_like_unstored(self, chain: Chain, block: int, matched_tokens: int) -> bool:
+        """Whether another one was that would have matched more than `matched_tokens` tokens of block number `block`."""
         child = self._unstored_children.get(chain.parent(block))
         return child is not None and child.common_tokens(chain.content(block)) > matched_tokens
 

@@ -73,17 +73,26 @@ def explain(
     name = chain.hashes[block] if block < len(chain.hashes) else None
     if name is not None and name in claims:
         return Explanation("pending", at_token)
-    left = departed.find(chain, block, inside)
-    if left is not None:
-        return Explanation(_REASONS[left.cause], at_token, left)
-    if departed.is_unstored(chain, block, inside):
-        return Explanation("not_stored", at_token)
+    gone = _gone(chain, at_token, name, departed)
+    if gone is not None:
+        return gone
     if departed.had_elsewhere(chain, block, inside):
         return Explanation("other_namespace", at_token)
     near = index.nearest(chain.parent(block), chain.content(block))
     if near is None:
         return Explanation("never_seen", at_token)
     return Explanation("diverged", at_token, continues=_continuation(index, near[0], inside))
+
+
+def _gone(chain: Chain, at_token: int, name: BlockHash | None, departed: Departed) -> Explanation | None:
+    """What happened to the block that is missing (`name`, unless the prompt ends inside it), or to one like it."""
+    block, inside = divmod(at_token, chain.block_size)
+    left = None if name is None else departed.how(name)
+    if left is None and (name is None or not departed.is_unstored(name)):
+        left = departed.how_one_like(chain, block, inside)
+        if left is None and not departed.is_one_like_unstored(chain, block, inside):
+            return None
+    return Explanation("not_stored" if left is None else _REASONS[left.cause], at_token, left)
 
 
 def _continuation(index: PrefixIndex, name: BlockHash, start: int) -> tuple[int, ...]:

@@ -87,6 +87,10 @@ class PrefixIndex:
         """The published blocks that continue this hash (or root)."""
         return [child for _, child in self._children.get(name, ())]
 
+    def continued(self, name: BlockHash) -> list[tuple[BlockHash, BlockId]]:
+        """The published blocks that continue this hash (or root), each with its hash."""
+        return [(child, self._blocks[child]) for child in self.children(name)]
+
     def nearest(self, parent: BlockHash, content: Content) -> tuple[BlockHash, int] | None:
         """Among the children of `parent` with equal extras, one that begins most like `content`, and the tokens shared.
 

@@ -67,6 +67,10 @@ class Pins:
             return sum(map(len, self._counts.values()))
         return len(self._counts.get(owner, ()))
 
+    def owners(self) -> dict[str, int]:
+        """Pinned blocks of each owner. Safe to call from any thread (it may be a moment old)."""
+        return {owner: len(counts) for owner, counts in tuple(self._counts.items())}
+
     def num_new(self, owner: str, hashes: Sequence[BlockHash]) -> int:
         """How many of these are not pinned yet."""
         return sum(not self.has(name, owner) for name in hashes)

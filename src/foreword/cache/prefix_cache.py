@@ -29,6 +29,7 @@ from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.pins import Pin, Pinned, Pins
 from foreword.cache.policy import PUBLIC_WORTH, most_over_share, named, spare, worth
+from foreword.cache.view import Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +301,16 @@ class PrefixCache:
         return self._pin_blocks * self._shares.get(owner, 0) // self._pool.num_blocks
 
     def pins(self) -> tuple[Pin, ...]:
-        """All pins. Safe to call from any thread (it may be a moment old)."""
+        """All pins."""
         return tuple(self._pins)
+
+    def pinned(self) -> dict[str, int]:
+        """Pinned blocks of each owner. Safe to call from any thread (it may be a moment old)."""
+        return self._pins.owners()
+
+    def look(self, walk: Walk) -> bool:
+        """Show a walk some more of the tree; False once it has seen enough."""
+        return walk.go(self._index, self._pool)
 
     # ---------------------------------------------------------------- forgetting
 

@@ -42,7 +42,7 @@ class Serve:
 
     def run(self) -> int:
         """Serve until stopped."""
-        from foreword.server import KeyFile, Listener, create_app, mark_heads, read_heads, serving
+        from foreword.server import KeyFile, Listener, Warmup, create_app, mark_heads, read_heads, read_warm, serving
         from foreword.telemetry import Metrics
 
         _log_to_stderr()
@@ -53,10 +53,13 @@ class Serve:
         listener = Listener(self.server)
         keys = KeyFile(self.server.api_keys) if self.server.api_keys is not None else None
         heads = read_heads(self.server.public_heads) if self.server.public_heads is not None else ()
+        prompts = read_warm(self.server.warm, keys) if self.server.warm is not None else ()
         with loading(console, "Loading the model") as tell:
             assembly = assemble(config, tell, metrics, None if keys is None else keys.keys.shares())
             mark_heads(assembly.operator, heads)
-        app = create_app(serving(assembly, metrics, keys))
+        warmup = Warmup(assembly.keeper, prompts)
+        warmup.start()
+        app = create_app(serving(assembly, metrics, keys, warmup.done))
         tenants = None if keys is None else sorted(keys.keys.tenants)
         Thread(target=_say_what_is_served, args=(console, assembly, listener, tenants), daemon=True).start()
         with suppress(KeyboardInterrupt):  # a signal in the moment between the web server's end and here

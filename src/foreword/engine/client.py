@@ -1,14 +1,18 @@
 """The way into the engine from any thread, as faces see it; `worker.Worker` is the one that serves."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from foreword.base.ids import BlockHash, RequestId
-from foreword.base.params import FinishReason
-from foreword.cache.prefix_cache import Flushed
+from foreword.base.params import FinishReason, Reach
+from foreword.cache.explain import Explanation
+from foreword.cache.identity import Chain
+from foreword.cache.prefix_cache import Flushed, PrefixCache
 from foreword.engine.state import EngineState
 from foreword.engine.stream import Stream
 from foreword.schedule.request import Submission
+
+ResultT = TypeVar("ResultT")
 
 
 class EngineClient(Protocol):
@@ -40,6 +44,14 @@ class EngineClient(Protocol):
 
         `finish` is "stop" when its text is complete (a stop string), so that it is counted as such.
         """
+        ...
+
+    def lookup(self, chain: Chain, reach: Reach) -> Explanation:
+        """What a request would find now, and why no more; changes nothing."""
+        ...
+
+    def on_cache(self, work: Callable[[PrefixCache], ResultT]) -> ResultT:
+        """Let the cache do something now, between two steps; waits for the running one. Must be quick."""
         ...
 
     def flush(self) -> Flushed:

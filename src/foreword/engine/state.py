@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foreword.cache.blocks import PoolState
+from foreword.cache.departed import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,5 +35,9 @@ class EngineState:
     pool: PoolState
     caching: bool = True
     """Whether prefixes are reused: the setting, and that no fault in the books has stopped it for everybody."""
+    pinned: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Pinned blocks by owner."""
+    departures: Mapping[Cause, int] = field(default_factory=dict[Cause, int])
+    """Blocks that have left so far, by cause."""
     tenants: Mapping[str, TenantState] = field(default_factory=dict[str, TenantState])
     """By name; whoever has nothing here and asks for nothing is missing."""

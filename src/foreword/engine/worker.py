@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from foreword.base.errors import CapacityError, InvariantBroken, Unavailable
 from foreword.base.ids import BlockHash, BlockId, RequestId
-from foreword.base.params import FinishReason
-from foreword.cache.identity import PUBLIC
+from foreword.base.params import FinishReason, Reach
+from foreword.cache.explain import Explanation
+from foreword.cache.identity import PUBLIC, Chain
 from foreword.cache.prefix_cache import Flushed, PrefixCache
 from foreword.engine.engine import Engine
 from foreword.engine.state import EngineState, TenantState
@@ -80,6 +81,8 @@ class Worker:
             running=running,
             pool=scheduler.cache.state(),
             caching=scheduler.cache.enabled,
+            pinned=scheduler.cache.pinned(),
+            departures=scheduler.cache.departures,
             tenants=self._tenants(),
         )
 
@@ -131,13 +134,27 @@ class Worker:
         """Stop a request within a step; what it has computed stays cached. Unknown ids are ignored."""
         self._inbox.put(lambda: self._cancel(request, finish))
 
+    def lookup(self, chain: Chain, reach: Reach) -> Explanation:
+        """What a request would find now, and why no more; changes nothing. Waits for the running step."""
+        return self._call(lambda: self._engine.scheduler.lookup(chain, reach, self.now()))
+
+    def on_cache(self, work: Callable[[PrefixCache], _T]) -> _T:
+        """Let the cache do something now, between two steps; waits for the running one. Must be quick."""
+        cache = self._engine.scheduler.cache
+
+        def done_now() -> _T:
+            cache.advance(self.now())
+            return work(cache)
+
+        return self._call(done_now)
+
     def flush(self) -> Flushed:
         """Forget everything cached; once it returns no new request hits older entries. Waits for the running step."""
-        return self._on_cache(PrefixCache.flush)
+        return self.on_cache(PrefixCache.flush)
 
     def share(self, public: frozenset[BlockHash]) -> int:
         """Let these blocks be public; forget those that no longer are, and what continues them: how many."""
-        return self._on_cache(lambda cache: cache.share(public))
+        return self.on_cache(lambda cache: cache.share(public))
 
     def reload(self, load: Callable[[], BlockHash]) -> BlockHash:
         """Let the live requests end, run `load` on the engine's thread, forget everything cached, and go on.
@@ -232,20 +249,10 @@ class Worker:
 
     def _turn_to(self, root: BlockHash) -> BlockHash:
         """The model has changed under us while nothing ran: nothing of before is true of it."""
-        self._on_cache(PrefixCache.flush)
+        self.on_cache(PrefixCache.flush)
         with self._lock:
             self._root = root
         return root
-
-    def _on_cache(self, work: Callable[[PrefixCache], _T]) -> _T:
-        """Let the cache do something now, on the engine thread between two steps."""
-        cache = self._engine.scheduler.cache
-
-        def done_now() -> _T:
-            cache.advance(self.now())
-            return work(cache)
-
-        return self._call(done_now)
 
     def _call(self, work: Callable[[], _T]) -> _T:
         """Run `work` on the engine thread between two steps and return what it returns, or raise what it raises."""

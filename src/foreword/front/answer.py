@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 
 from foreword.base.ids import RequestId
+from foreword.cache.explain import Explanation
 from foreword.engine.client import EngineClient
 from foreword.engine.stream import Stream
 from foreword.front.ask import Piece, TokenText
+from foreword.front.where import Source, Where
 from foreword.schedule.plan import Sample, TokenEvent, Usage
 from foreword.text.detokenizer import Detokenizer
 from foreword.text.stops import StopStrings
@@ -40,6 +42,7 @@ class Answer:
         "_ids",
         "_num_tokens",
         "_reading",
+        "_source",
         "_stops",
         "_stream",
         "_usage",
@@ -47,7 +50,15 @@ class Answer:
         "prompt_tokens",
     )
 
-    def __init__(self, engine: EngineClient, stream: Stream, reading: Reading, *, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        stream: Stream,
+        reading: Reading,
+        *,
+        prompt_tokens: int,
+        source: Source | None = None,
+    ) -> None:
         self.id: RequestId = stream.request
         self.prompt_tokens = prompt_tokens
         self._engine = engine
@@ -57,6 +68,7 @@ class Answer:
         self._stops = StopStrings(reading.stops)
         self._ids: list[int] = []
         self._num_tokens = 0
+        self._source = source
         self._usage: Usage | None = None
         self._ended = False
 
@@ -88,6 +100,13 @@ class Answer:
         """Stop the request within a step, from any thread; nothing happens when it has ended."""
         if not self._ended:
             self._engine.cancel(self.id)
+
+    def where(self, explanation: Explanation) -> Where | None:
+        """Where in the request the match ended; None if that is no place, or the request asked for no report.
+
+        May take milliseconds: never on an event loop.
+        """
+        return None if self._source is None else self._source.where(explanation)
 
     def _read(self, event: TokenEvent) -> Piece | None:
         """One event as a piece; None when it brings nothing to say yet."""

@@ -56,6 +56,20 @@ class Ask:
     """At most 4 strings, none empty; the answer ends before the first one to be completed."""
     prefix_length: int | None = None
     """Reads never pass this many prompt tokens; stored are the full blocks that hold at least one of them."""
+    read: bool = True
+    """False: compute the prompt whole."""
+    store: bool = True
+    """False: leave nothing behind."""
+    ttl: float | None = None
+    """Seconds after their last use for which this request's blocks are kept. None: as the server is set."""
+    priority: int | None = None
+    """0 to 100, 50 if not said: blocks of a lower one are evicted first."""
+    key: str | None = None
+    """A label of the caller's own, for metrics."""
+    report: bool = False
+    """The answer will be asked where its match ended."""
+    warm: bool = False
+    """Only compute the prompt: no token is drawn, whatever `max_tokens` says."""
 
 
 @dataclass(frozen=True, slots=True)

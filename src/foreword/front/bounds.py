@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from random import SystemRandom
 from typing import cast
 
+from foreword.base.config import MAX_TTL_S
 from foreword.base.errors import RequestError
-from foreword.base.params import EVERYTHING, Reach, Sampling
+from foreword.base.params import Keep, Reach, Sampling
 from foreword.front.ask import Ask
 from foreword.schedule.admission import Limits
 
@@ -15,6 +16,8 @@ MAX_TEMPERATURE = 2.0
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
 MAX_TOKENS = 2**31 - 1
+MAX_PRIORITY = 100
+MAX_KEY_CHARS = 64
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 
@@ -56,7 +59,7 @@ def sampling_of(ask: Ask, prompt_tokens: int, bounds: Bounds) -> Sampling:
     seed = _fresh_seed() if ask.seed is None else _integer("seed", ask.seed, MIN_SEED, MAX_SEED)
     top_k = _integer("top_k", ask.top_k, 0, None)
     return Sampling(
-        max_tokens=max_tokens,
+        max_tokens=0 if ask.warm else max_tokens,
         temperature=_number("temperature", ask.temperature, 0.0, MAX_TEMPERATURE),
         top_p=_top_p(ask.top_p),
         top_k=0 if top_k >= bounds.vocab_size else top_k,
@@ -68,15 +71,35 @@ def sampling_of(ask: Ask, prompt_tokens: int, bounds: Bounds) -> Sampling:
 
 def reach_of(ask: Ask, prompt_tokens: int) -> Reach:
     """How far the request reads and stores. Raises RequestError when its `prefix_length` is past the prompt."""
-    if ask.prefix_length is None:
-        return EVERYTHING
-    length = _integer("prefix_length", ask.prefix_length, 0, None)
-    if length > prompt_tokens:
+    for field, value in (("read", ask.read), ("store", ask.store)):
+        if not isinstance(cast(object, value), bool):
+            raise RequestError(f"{field} is {_shown(value)}; it must be true or false", field=field)
+    length = ask.prefix_length
+    if length is not None and _integer("prefix_length", length, 0, None) > prompt_tokens:
         raise RequestError(
             f"prefix_length is {_shown(length)}; the prompt has {prompt_tokens} tokens, and a prefix cannot be longer",
             field="prefix_length",
         )
-    return Reach(read_tokens=length, store_tokens=length)
+    return Reach(read=ask.read, read_tokens=length, store_tokens=length if ask.store else 0)
+
+
+def keep_of(ask: Ask) -> Keep:
+    """How long and how dearly the request's blocks are kept. Raises RequestError naming `ttl` or `priority`."""
+    ttl = None if ask.ttl is None else _number("ttl", ask.ttl, 0.0, MAX_TTL_S)
+    if ttl == 0.0:
+        raise RequestError("ttl is 0; it is a number of seconds above 0 (store: false keeps nothing)", field="ttl")
+    return Keep(
+        ttl_s=ttl, priority=None if ask.priority is None else _integer("priority", ask.priority, 0, MAX_PRIORITY)
+    )
+
+
+def key_of(ask: Ask) -> str:
+    """The caller's label. Raises RequestError naming `key`."""
+    if ask.key is None:
+        return ""
+    if not isinstance(cast(object, ask.key), str) or not 0 < len(ask.key) <= MAX_KEY_CHARS:
+        raise RequestError(f"key is {_shown(ask.key)}; it is a text of at most {MAX_KEY_CHARS} characters", field="key")
+    return ask.key
 
 
 def _top_p(value: object) -> float:

@@ -10,7 +10,8 @@ from foreword.cache.identity import Chain, Space
 from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer, Reading
 from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation
-from foreword.front.bounds import Bounds, check_ids, reach_of, sampling_of
+from foreword.front.bounds import Bounds, check_ids, keep_of, key_of, reach_of, sampling_of
+from foreword.front.where import Source
 from foreword.schedule.request import Submission
 from foreword.text.chat import chat_ids
 from foreword.text.tokenizer import Message, Tokenizer
@@ -57,7 +58,7 @@ class Front:
         tokenized = start if isinstance(ask.prompt, tuple) else now()
         bounds = replace(served.bounds, limits=served.bounds.limits.of(caller.tenant.name))
         sampling = sampling_of(ask, len(prompt), bounds)
-        reach = reach_of(ask, len(prompt))
+        reach, keep, key = reach_of(ask, len(prompt)), keep_of(ask), key_of(ask)
         checked = now()
         chain = Chain(served.space, prompt, tenant=caller.tenant)
         submission = Submission(
@@ -68,6 +69,8 @@ class Front:
             tokenize_s=tokenized - start,
             lookup_s=now() - checked,
             reach=reach,
+            keep=keep,
+            key=key,
             max_live=caller.max_live,
         )
         vocabulary = served.tokenizer.vocabulary
@@ -78,7 +81,8 @@ class Front:
             continues=prompt[-1] not in vocabulary.special_ids,
             logprobs=sampling.logprobs is not None,
         )
-        return Answer(self._engine, self._engine.submit(submission), reading, prompt_tokens=len(prompt))
+        source = Source(served.tokenizer, ask.prompt, prompt) if ask.report else None
+        return Answer(self._engine, self._engine.submit(submission), reading, prompt_tokens=len(prompt), source=source)
 
     def render_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids of a conversation through the model's chat template, ready for the assistant's turn.

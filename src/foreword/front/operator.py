@@ -1,4 +1,4 @@
-"""What an operator does to a running model: public heads, flush, reload. One at a time, from any thread."""
+"""What an operator does to a running model: public heads, reload. One at a time, from any thread."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,7 +8,6 @@ from threading import Lock
 from foreword.base.errors import NotFound, RequestError
 from foreword.base.ids import BlockHash
 from foreword.cache.identity import Chain, Space
-from foreword.cache.prefix_cache import Flushed
 from foreword.engine.client import EngineClient
 from foreword.front.ask import Conversation
 from foreword.front.front import Front, Served, ids_of
@@ -99,10 +98,6 @@ class Operator:
             public = _public(self._heads, served)
             self._front.served = replace(served, space=replace(served.space, public=public))
             return self._engine.share(public)
-
-    def flush(self) -> Flushed:
-        """Forget everything cached; after it returns no new request hits older entries."""
-        return self._engine.flush()
 
     def reload(self) -> BlockHash:
         """Load the weights again, once the requests under way are done, and begin with an empty cache; the new root.

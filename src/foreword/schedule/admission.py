@@ -32,8 +32,8 @@ class Limits:
         """Raise RequestError if the request cannot run even alone."""
         if num_prompt < 1:
             raise RequestError("the prompt is empty; give at least one token", field="prompt")
-        if max_tokens < 1:
-            raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1", field="max_tokens")
+        if max_tokens < 0:
+            raise RequestError(f"max_tokens is {max_tokens}; it cannot be negative", field="max_tokens")
         if self.max_context < 2:
             raise RequestError(f"no request of yours can run: you can have {self.max_context} tokens.{self.hint}")
         if num_prompt >= self.max_context:

@@ -99,6 +99,8 @@ class Usage:
     """Whose request it is; empty on a server that serves one tenant only."""
     key: str = ""
     """The caller's own label."""
+    left_ago_s: float | None = None
+    """How long ago that left which would have matched next, when that is the reason."""
     tail_tokens: int = 0
     """Part of `cached_tokens`: taken from inside a block, where the match ended."""
     stored_tokens: int = 0

@@ -126,6 +126,7 @@ class Request:
             computed_tokens=self.num_prompt - self.cached,
             recomputed_tokens=self.recomputed,
             completion_tokens=self.num_generated,
+            left_ago_s=None if self.explanation.left is None else started - self.explanation.left.moment_s,
             tail_tokens=min(self.cached, self.explanation.at_token % self.chain.block_size),
             stored_tokens=self.stored * self.chain.block_size,
             explanation=self.explanation,

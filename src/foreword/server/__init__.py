@@ -9,6 +9,7 @@ from foreword.server.auth import KeyFile
 from foreword.server.heads import mark_heads, read_heads
 from foreword.server.listen import Listener, check_address
 from foreword.server.service import Answer, Front, Service, serving
+from foreword.server.warmup import Warmup, read_warm
 
 __all__ = [
     "Answer",
@@ -16,9 +17,11 @@ __all__ = [
     "KeyFile",
     "Listener",
     "Service",
+    "Warmup",
     "check_address",
     "create_app",
     "mark_heads",
     "read_heads",
+    "read_warm",
     "serving",
 ]

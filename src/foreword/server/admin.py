@@ -1,4 +1,4 @@
-"""Routes for operators: flush, public heads, reload. On a server with keys they need an admin key."""
+"""Routes for operators: public heads, reload. On a server with keys they need an admin key."""
 
 import logging
 from typing import Annotated, Literal
@@ -76,14 +76,6 @@ class HeadChanged(Reply):
     max_blocks: int
 
 
-class FlushReply(Reply):
-    """What a flush did, in blocks."""
-
-    dropped: int
-    still_held: int
-    """Running requests go on reading these; nobody else finds them."""
-
-
 class ReloadReply(Reply):
     """What is served after a reload."""
 
@@ -91,13 +83,6 @@ class ReloadReply(Reply):
     root: str
     """Where all block hashes start; the same as before if the weights are."""
     changed: bool
-
-
-async def flush(request: Request) -> FlushReply:
-    """Forget everything cached."""
-    await read(request, Nothing, default=b"{}")
-    flushed = await anyio.to_thread.run_sync(service_of(request).operator.flush)
-    return FlushReply(dropped=flushed.dropped, still_held=flushed.still_held)
 
 
 async def reload(request: Request) -> ReloadReply:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from foreword.base.errors import ForewordError
-from foreword.server import admin, chat, errors, state
+from foreword.server import admin, cache_api, chat, errors, state
 from foreword.server.auth import Authentication, admin_only
 from foreword.server.delivery import ClientGone
 from foreword.server.intake import BodyLimit
@@ -24,7 +25,17 @@ from foreword.server.service import Service
 from foreword.server.wire import ErrorReply, Wire
 
 _REFERENCE = "#/components/schemas/{model}"
-_BODIES: tuple[type[Wire], ...] = (ChatRequest, CompletionRequest, chat.PlainRequest, admin.PublicHeadRequest)
+_BODIES: tuple[type[Wire], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    chat.PlainRequest,
+    admin.PublicHeadRequest,
+    cache_api.LookupRequest,
+    cache_api.WarmRequest,
+    cache_api.PinRequest,
+    cache_api.PrefixRequest,
+    cache_api.FlushRequest,
+)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -49,6 +60,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_api_route("/", state.get_index)
     app.add_api_route("/health", state.get_health, responses=_answers(state.Health, 200, 503))
     app.add_api_route("/ready", state.get_ready, responses=_answers(state.Health, 200, 503))
+    _add_verbs(app)
     _add_for_operators(app)
     app.openapi = _described(app)
     return app
@@ -58,6 +70,7 @@ def _add_error_forms(app: FastAPI) -> None:
     app.add_exception_handler(errors.Refused, errors.answer_refused)
     app.add_exception_handler(ForewordError, errors.answer_foreword)
     app.add_exception_handler(HTTPException, errors.answer_http)
+    app.add_exception_handler(RequestValidationError, errors.answer_query)
     app.add_exception_handler(Exception, errors.answer_unexpected)
     app.add_exception_handler(ClientGone, _answer_nobody)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
@@ -68,11 +81,30 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it; access logs show it
 
 
+def _add_verbs(app: FastAPI) -> None:
+    """What is done to the cache by name: a tenant's own to everybody, all of it to an operator."""
+    app.add_api_route("/v1/cache/tree", cache_api.get_tree, responses=_errors(400, 401, 404, 503))
+    for name, endpoint, body, locked in (
+        ("lookup", cache_api.lookup, cache_api.LookupRequest, False),
+        ("warm", cache_api.warm, cache_api.WarmRequest, False),
+        ("flush", cache_api.flush, cache_api.FlushRequest, False),
+        ("pin", cache_api.pin, cache_api.PinRequest, True),
+        ("unpin", cache_api.unpin, cache_api.PrefixRequest, True),
+    ):
+        app.add_api_route(
+            f"/v1/cache/{name}",
+            endpoint,
+            methods=["POST"],
+            dependencies=[Depends(admin_only)] if locked else [],
+            responses=_errors(400, 401, 403, 404, 413, 422, 429, 503),
+            openapi_extra=_body(body, required=body is not cache_api.FlushRequest),
+        )
+
+
 def _add_for_operators(app: FastAPI) -> None:
     locked = [Depends(admin_only)]
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
     app.add_api_route("/metrics", state.get_metrics, dependencies=locked, responses=text)
-    app.add_api_route("/v1/cache/flush", admin.flush, methods=["POST"], dependencies=locked)
     app.add_api_route("/v1/cache/public", admin.get_public_heads, dependencies=locked)
     app.add_api_route(
         "/v1/cache/public",
@@ -100,9 +132,9 @@ def _add_generation(
     )
 
 
-def _body(form: type[Wire]) -> dict[str, Any]:
+def _body(form: type[Wire], *, required: bool = True) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=form.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def _answers(reply: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:

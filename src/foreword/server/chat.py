@@ -1,9 +1,11 @@
 """`POST /chat`: the plain form. A prompt in, its answer and what the cache did for it out."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fastapi import Request
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from foreword.base.errors import RequestError
@@ -11,10 +13,10 @@ from foreword.front.ask import Ask
 from foreword.server.auth import caller
 from foreword.server.delivery import gathered, json_reply, opened
 from foreword.server.errors import Refused, refusal_of, with_status
-from foreword.server.intake import read
+from foreword.server.intake import cache_wishes, read
 from foreword.server.report import report_of
 from foreword.server.service import Answer, service_of
-from foreword.server.wire import CacheReport, NumTokens, PrefixLength, Reply, Temperature, Text, Wire
+from foreword.server.wire import CacheReport, CacheWish, NumTokens, PrefixLength, Reply, Temperature, Text, Wire
 
 
 class PlainRequest(Wire):
@@ -23,7 +25,6 @@ class PlainRequest(Wire):
     elsewhere: ClassVar[Mapping[str, str]] = {
         "stream": "use /v1/completions or /v1/chat/completions to stream",
         "messages": "use /v1/chat/completions",
-        "cache": "prefix_length is a field of its own here, and the report always comes",
     }
 
     prompt: Text
@@ -32,6 +33,15 @@ class PlainRequest(Wire):
     max_tokens: NumTokens = 64
     temperature: Temperature = 0.0
     """0 takes the most likely token."""
+    cache: CacheWish = CacheWish()
+    """As on the other routes; the report always comes."""
+
+    @model_validator(mode="after")
+    def _check_prefix_length(self) -> "PlainRequest":
+        if self.prefix_length is not None and self.cache.prefix_length not in (None, self.prefix_length):
+            text = "it is another name of prefix_length here, and the two differ"
+            raise PydanticCustomError("field_pair", text, {"name": "cache.prefix_length"})
+        return self
 
 
 class PlainReply(Reply):
@@ -51,11 +61,13 @@ async def create_chat(request: Request) -> Response:
     service = service_of(request)
     form = await read(request, PlainRequest)
     who = caller(request)
+    prefix_length = form.cache.prefix_length if form.prefix_length is None else form.prefix_length
+    wishes: dict[str, Any] = {**cache_wishes(form.cache), "prefix_length": prefix_length, "report": True}
     ask = Ask(
         prompt=form.prompt,
         max_tokens=form.max_tokens,
         temperature=form.temperature,
-        prefix_length=form.prefix_length,
+        **wishes,
     )
 
     def submit(answers: list[Answer]) -> None:
@@ -75,7 +87,7 @@ async def create_chat(request: Request) -> Response:
         cached_tokens=usage.cached_tokens,
         computed_tokens=usage.computed_tokens,
         completion_tokens=usage.completion_tokens,
-        prefix_length=form.prefix_length,
-        cache=report_of(usage, service),
+        prefix_length=prefix_length,
+        cache=await report_of(usage, answers[0], service),
     )
     return json_reply(reply)

@@ -5,7 +5,7 @@ RequestError     400 (or the status that the route knows better)
 CapacityError    429, with Retry-After
 └── Unavailable  503, with Retry-After
 StepFailed       500
-ValidationError  422 for an unknown field, else 400
+ValidationError  422 for an unknown field and for a wrong value in `cache`, else 400
 anything else    500, with nothing of its inside
 """
 
@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -103,7 +104,7 @@ def refusal_of_validation(error: ValidationError) -> Refusal:
     if kind in ("too_short", "too_long"):
         return Refusal(status=400, message=f"{field} {_wrong_length(context)}", code=code, field=field)
     message = f"{field or 'The body'} is {_shown(first['input'])}: {_lower(first['msg'])}"
-    return Refusal(status=400, message=message, code=code, field=field)
+    return Refusal(status=422 if path[:1] == ["cache"] else 400, message=message, code=code, field=field)
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
@@ -136,6 +137,16 @@ async def answer_http(request: Request, error: Exception) -> JSONResponse:
     response = _count(request, Refusal(status=error.status_code, message=message, code=code))
     response.headers.update(error.headers or {})
     return response
+
+
+async def answer_query(request: Request, error: Exception) -> JSONResponse:
+    """Answer a wrong parameter of a URL."""
+    if not isinstance(error, RequestValidationError):
+        raise TypeError(f"not a validation error: {error!r}")
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:])
+    message = f"{field} is {_shown(first['input'])}: {_lower(first['msg'])}"
+    return _count(request, Refusal(status=422, message=message, code="invalid_value", field=field))
 
 
 async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -1,6 +1,6 @@
 """Bodies on their way in: a size limit that holds before a body is read whole, and strict parsing."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio.to_thread
 from fastapi import Request
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.server.errors import Refusal, Refused, refusal_of_validation, too_large
 from foreword.server.service import service_of
-from foreword.server.wire import Wire
+from foreword.server.wire import CacheWish, Wire
 from foreword.telemetry import Metrics
 
 WireT = TypeVar("WireT", bound=Wire)
@@ -83,3 +83,8 @@ def _parse(body: bytes, form: type[WireT]) -> WireT:
         return form.model_validate(data)
     except ValidationError as error:
         raise Refused(refusal_of_validation(error)) from None
+
+
+def cache_wishes(wish: CacheWish) -> dict[str, Any]:
+    """What a request asks of the cache, by the names of an `Ask`."""
+    return {name: getattr(wish, name) for name in CacheWish.model_fields}

@@ -1,10 +1,15 @@
 """One request's account in the forms that callers read: OpenAI's `usage` and our `cache` object."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
+import anyio.to_thread
+
+from foreword.cache.explain import Explanation
+from foreword.front.where import Where
 from foreword.schedule.plan import Usage
-from foreword.server.service import Service
-from foreword.server.wire import CacheReport, Reply, Saved, Timings
+from foreword.server.service import Answer, Service
+from foreword.server.wire import CacheReport, LeftReply, Reply, Saved, Timings, WhereReply
 
 
 class PromptTokensDetails(Reply):
@@ -35,16 +40,21 @@ def usage_of(usages: Sequence[Usage]) -> UsageReply:
     )
 
 
-def report_of(usage: Usage, service: Service) -> CacheReport:
+async def report_of(usage: Usage, answer: Answer, service: Service) -> CacheReport:
     """What the cache did for one prompt."""
+    where = await anyio.to_thread.run_sync(answer.where, usage.explanation)
     return CacheReport(
         cached_tokens=usage.cached_tokens,
         computed_tokens=usage.computed_tokens,
         recomputed_tokens=usage.recomputed_tokens,
+        tail_tokens=usage.tail_tokens,
         reason=usage.reason,
-        at_token=usage.cached_tokens,
+        at_token=usage.explanation.at_token,
         tiers={"device": usage.cached_tokens},
-        where=None,  # which message it was is not found out yet
+        left=left_of(usage.explanation, usage.left_ago_s),
+        where=where_of(where),
+        cache_read_input_tokens=usage.cached_tokens,
+        cache_creation_input_tokens=usage.stored_tokens,
         timings=Timings(
             queue_s=usage.queue_s,
             tokenize_s=usage.tokenize_s,
@@ -58,3 +68,14 @@ def report_of(usage: Usage, service: Service) -> CacheReport:
             seconds=usage.cached_tokens * service.metrics.pace.token_s,
         ),
     )
+
+
+def left_of(explanation: Explanation, ago_s: float | None) -> LeftReply | None:
+    """How what a match misses left."""
+    left = explanation.left
+    return None if left is None or ago_s is None else LeftReply(cause=left.cause, ago_s=max(0.0, ago_s))
+
+
+def where_of(where: Where | None) -> WhereReply | None:
+    """A place in a request."""
+    return None if where is None else WhereReply.model_validate(asdict(where))

@@ -9,10 +9,15 @@ from fastapi import Request
 from foreword.assemble import Assembly
 from foreword.base.config import Config
 from foreword.base.ids import BlockHash
+from foreword.cache.explain import Explanation
+from foreword.cache.identity import Tenant
+from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState
 from foreword.front.ask import Ask, Caller, Piece
+from foreword.front.keeper import Finding, Prefix, Sight
 from foreword.front.operator import Head, PublicHead
+from foreword.front.where import Where
 from foreword.schedule.admission import Limits
 from foreword.server.auth import KeyFile
 from foreword.telemetry import Metrics
@@ -30,6 +35,10 @@ class Answer(Protocol):
 
     def cancel(self) -> None:
         """Stop within a step. Harmless after the end."""
+        ...
+
+    def where(self, explanation: Explanation, /) -> Where | None:
+        """Where in the request its match ended; may take milliseconds."""
         ...
 
 
@@ -89,12 +98,36 @@ class Operator(Protocol):
         """Share it no longer: how many blocks were dropped. Raises NotFound."""
         ...
 
-    def flush(self) -> Flushed:
-        """Forget everything cached."""
-        ...
-
     def reload(self) -> BlockHash:
         """Load the weights again; the new root. Raises what loading raises."""
+        ...
+
+
+class Keeper(Protocol):
+    """Verbs over the cache; `front.keeper.Keeper` is one. All of it may take long."""
+
+    def lookup(self, ask: Ask, caller: Caller, /) -> Finding:
+        """What a request would find, and why no more. Raises RequestError."""
+        ...
+
+    def warm(self, ask: Ask, caller: Caller, /) -> Answer:
+        """Compute a prompt and store it. Raises RequestError and CapacityError."""
+        ...
+
+    def pin(self, prefix: Prefix, tenant: Tenant, ttl_s: float | None, /) -> Pinned:
+        """Let a prefix be evicted last. Raises RequestError and NotFound."""
+        ...
+
+    def unpin(self, prefix: Prefix, tenant: Tenant, /) -> int:
+        """No longer. Raises RequestError and NotFound."""
+        ...
+
+    def flush(self, prefix: Prefix | None, tenant: Tenant | None, /) -> Flushed:
+        """Forget a prefix, or all of a tenant, or everything. Raises RequestError and NotFound."""
+        ...
+
+    def tree(self, tenant: Tenant | None, start: BlockHash | None, limit: int, /) -> tuple[tuple[Sight, ...], bool]:
+        """The tree from the top down, and whether there is more. Raises NotFound."""
         ...
 
 
@@ -105,6 +138,7 @@ class Service:
     front: Front
     engine: Engine
     operator: Operator
+    keeper: Keeper
     metrics: Metrics
     prefill_flops: Callable[[int], int]
     """Estimate of what it takes to compute so many leading tokens of a prompt."""
@@ -118,15 +152,20 @@ class Service:
     """Why prefixes of this model cannot be reused; None where they can."""
     keys: KeyFile | None = None
     """Who may come in. None: everybody, as one tenant."""
+    warmed: Callable[[], bool] = lambda: True
+    """Whether the prompts of `--warm` are computed."""
 
 
-def serving(assembly: Assembly, metrics: Metrics, keys: KeyFile | None = None) -> Service:
+def serving(
+    assembly: Assembly, metrics: Metrics, keys: KeyFile | None = None, warmed: Callable[[], bool] = lambda: True
+) -> Service:
     """The service of an assembled model; `metrics` is the observer that it was assembled with."""
     name, asked = assembly.card.name, assembly.config.model.model
     return Service(
         front=assembly.front,
         engine=assembly.worker,
         operator=assembly.operator,
+        keeper=assembly.keeper,
         metrics=metrics,
         prefill_flops=assembly.prefill_flops,
         limits=assembly.limits,
@@ -135,6 +174,7 @@ def serving(assembly: Assembly, metrics: Metrics, keys: KeyFile | None = None) -
         effective=lambda: assembly.effective,
         not_cacheable=assembly.card.not_cacheable,
         keys=keys,
+        warmed=warmed,
     )
 
 

@@ -7,6 +7,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
+from foreword.cache.departed import Cause
 from foreword.engine.state import EngineState, TenantState
 from foreword.server.auth import principal
 from foreword.server.errors import Refusal, Refused
@@ -22,6 +23,22 @@ class Blocks(Reply):
     free: int
     cached: int
     held: int
+    pinned: int
+    """Blocks of pinned prefixes, cached or not."""
+    pin_budget: int
+    """How many those may be."""
+
+
+class ModelFacts(Reply):
+    """One served model."""
+
+    id: str
+    cacheable: bool
+    """Whether its prefixes can be reused."""
+    not_cacheable: str | None
+    """Why not, where they cannot."""
+    namespace: str
+    """The root of its block hashes: what was computed under another root is never found."""
 
 
 class Requests(Reply):
@@ -40,6 +57,8 @@ class TenantBlocks(Reply):
     """Blocks that it has in the cache and nobody uses at this moment."""
     held: int
     """Blocks that its requests use."""
+    pinned: int
+    """Blocks of its pinned prefixes, cached or not."""
 
 
 class TenantRequests(Requests):
@@ -82,6 +101,9 @@ class CacheState(CacheFacts):
 
     blocks: Blocks
     capacity_tokens: int
+    models: list[ModelFacts]
+    departures: dict[Cause, int]
+    """Blocks that have left the cache so far, by cause."""
     requests: Requests
     settings: dict[str, dict[str, Setting]]
     """All settings by section; `effective` holds what `auto` became."""
@@ -124,7 +146,7 @@ async def get_health(request: Request) -> Response:
 async def get_ready(request: Request) -> Response:
     """200 while requests are taken, else 503."""
     engine = service_of(request).engine
-    if engine.ready:
+    if engine.ready and service_of(request).warmed():
         return _health("ok")
     return _health("not_ready" if engine.alive else "engine_dead")
 
@@ -162,7 +184,23 @@ def _whole(service: Service, state: EngineState, facts: dict[str, Any]) -> Cache
     return CacheState.model_validate(
         {
             **facts,
-            "blocks": Blocks(capacity=pool.total, free=pool.free, cached=pool.cached, held=pool.held),
+            "blocks": Blocks(
+                capacity=pool.total,
+                free=pool.free,
+                cached=pool.cached,
+                held=pool.held,
+                pinned=sum(state.pinned.values()),
+                pin_budget=int(service.config.cache.pin_budget * pool.total),
+            ),
+            "models": [
+                ModelFacts(
+                    id=service.models[0],
+                    cacheable=service.not_cacheable is None,
+                    not_cacheable=service.not_cacheable,
+                    namespace=str(service.effective()["root"]),
+                )
+            ],
+            "departures": dict(state.departures),
             "capacity_tokens": pool.total * service.limits.block_size,
             "requests": Requests(waiting=state.waiting, running=state.running),
             "settings": {**asdict(service.config), "effective": dict(service.effective())},
@@ -176,7 +214,12 @@ def _tenant(name: str, service: Service, state: EngineState) -> Tenant:
     limit = service.keys.keys.tenants[name].max_requests if service.keys is not None else 0
     return Tenant(
         tenant=name,
-        blocks=TenantBlocks(share=service.limits.shares.get(name, 0), cached=its.cached, held=its.held),
+        blocks=TenantBlocks(
+            share=service.limits.shares.get(name, 0),
+            cached=its.cached,
+            held=its.held,
+            pinned=state.pinned.get(name, 0),
+        ),
         requests=TenantRequests(waiting=its.waiting, running=its.running, limit=limit),
         max_context=service.limits.of(name).max_context,
     )

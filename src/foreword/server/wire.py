@@ -19,10 +19,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from foreword.front.bounds import MAX_TEMPERATURE, MAX_TOKENS
+from foreword.base.config import MAX_TTL_S
+from foreword.cache.departed import Cause
+from foreword.front.bounds import MAX_KEY_CHARS, MAX_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS
 
 _ALIKE = 0.75
 """How alike an unknown name and a known one must be for the one to be a slip of the other; 1 is the same."""
+_ALIKE_OF_FEW = 0.6
+"""The same where there are few names to choose from."""
 _FEW = 12
 """So many known names are listed when none is alike."""
 
@@ -72,7 +76,7 @@ class Reply(BaseModel):
 
 
 def _unknown(name: str, known: list[str], hint: str | None) -> PydanticCustomError:
-    close = get_close_matches(name, known, n=1, cutoff=_ALIKE)
+    close = get_close_matches(name, known, n=1, cutoff=_ALIKE if len(known) > _FEW else _ALIKE_OF_FEW)
     if hint is None and close:
         hint = f"did you mean '{close[0]}'?"
     if hint is None:
@@ -114,18 +118,33 @@ PrefixLength = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
 
 
-class CacheWish(Wire):
+TTL = Annotated[float, Field(gt=0, le=MAX_TTL_S)]
+Priority = Annotated[int, Field(ge=0, le=MAX_PRIORITY)]
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)]
+
+
+class Keeping(Wire):
+    """How long and how dearly what a request stores is kept."""
+
+    ttl: TTL | None = None
+    """Seconds after its last use for which it can be found; left out, as `--ttl` says."""
+    priority: Priority | None = None
+    """0 to 100, 50 if left out: lower ones are evicted first."""
+    prefix_length: PrefixLength | None = None
+    """Reads never pass this many prompt tokens; stored are the full blocks that hold at least one of them."""
+    key: Key | None = None
+    """A label of your own, for metrics."""
+
+
+class CacheWish(Keeping):
     """What a request asks of the cache."""
 
     report: bool = False
     """Send the `cache` object with the answer."""
-    prefix_length: PrefixLength | None = None
-    """Reads never pass this many prompt tokens; stored are the full blocks that hold at least one of them."""
-    read: Yes = None
-    store: Yes = None
-    ttl: Absent = None
-    priority: Absent = None
-    key: Absent = None
+    read: bool = True
+    """false: compute the prompt whole."""
+    store: bool = True
+    """false: leave nothing behind."""
 
 
 class Timings(Reply):
@@ -152,6 +171,28 @@ class Saved(Reply):
     """An estimate from the server's own steps: cached tokens times what one more token in a step has cost."""
 
 
+class LeftReply(Reply):
+    """How a block left the cache."""
+
+    cause: Cause
+    """`pressure`: its owner needed the room; `quota`: others did, and its owner was over its share; `expired`;
+    `flushed`; `audit`: found wrong."""
+    ago_s: float
+
+
+class WhereReply(Reply):
+    """A place in a request."""
+
+    message: int | None
+    role: str | None
+    offset: int | None
+    """Characters into the message's text, or into the prompt."""
+    cached: str | None
+    """How the nearest cached prompt goes on there."""
+    prompt: str
+    """How this one does."""
+
+
 class CacheReport(Reply):
     """What the cache did for one request."""
 
@@ -164,8 +205,16 @@ class CacheReport(Reply):
     """The first token that had to be computed."""
     tiers: dict[str, int]
     """Cached tokens by where they came from."""
-    where: None = None
-    """Reserved: where in the request the match ended."""
+    tail_tokens: int
+    """Of the cached tokens: taken from inside a block."""
+    left: LeftReply | None
+    """With `flushed`, `expired` and `evicted`: how what comes next left the cache."""
+    where: WhereReply | None
+    """Where in the request the match ended; null when it ended for no reason in the request."""
+    cache_read_input_tokens: int
+    """Anthropic's name for `cached_tokens`."""
+    cache_creation_input_tokens: int
+    """Prompt tokens that this request was the first to store, in full blocks."""
     timings: Timings
     saved: Saved
 

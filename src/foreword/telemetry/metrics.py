@@ -12,11 +12,12 @@ from threading import Lock
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from foreword.base.ids import RequestId
 from foreword.base.params import FinishReason
+from foreword.cache.departed import Cause
 from foreword.cache.explain import Reason
 from foreword.engine.state import EngineState
 from foreword.schedule.plan import Outcome, StepStats, TokenEvent, Usage
@@ -33,6 +34,9 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0)
 """Bucket borders for bookkeeping, which must stay far below a step."""
+
+MAX_KEYS = 100
+"""Labels of callers that get a series of their own."""
 
 _OF_STEPS: Mapping[str, tuple[str, str]] = {
     "prompt_tokens_cached": ("prompt_tokens_cached", "Prompt tokens taken from the cache."),
@@ -77,6 +81,13 @@ class Metrics:
             "lookups", "Requests that got a first token, by why their match stopped.", "reason"
         )
         self._refused = self._counter("requests_refused", "Requests refused, by HTTP status.", "status")
+        self._missed = self._counter(
+            "prompt_tokens_missed", "Prompt tokens computed, by why their request's match stopped.", "reason"
+        )
+        self._saved = self._counter(
+            "saved_seconds", "Estimate of what the cached prompt tokens would have cost, as in the answers' `saved`."
+        )
+        self._keys = _Keys(self._registry)
         self._ttft = self._by_hit("ttft_seconds", "Time from arrival to the first token, by hit class.")
         self._itl = self._by_hit("itl_seconds", "Time between two tokens of one request, by hit class.")
         self._step = self._histogram("step_seconds", "Time of one whole step.", SECONDS)
@@ -89,6 +100,7 @@ class Metrics:
             self._finished.labels(finish)
         for reason in get_args(Reason):
             self._lookups.labels(reason)
+            self._missed.labels(reason)
         self._tracks: dict[RequestId, _Track] = {}
         self._step_tokens = 0
         self.pace = Pace()
@@ -129,8 +141,10 @@ class Metrics:
         track = self._tracks.get(event.request)
         if track is None and event.usage is not None and event.sample is not None:
             track = self._tracks[event.request] = _Track(hit_class(event.usage), now)
-            self._lookups.labels(event.usage.reason).inc()
+            self._count_prompt(event.usage)
             self._ttft[track.hit].observe(event.usage.first_token_s)
+        elif track is None and event.usage is not None and event.finish == "length":
+            self._count_prompt(event.usage)  # a prompt that was only warmed
         elif track is not None and event.sample is not None:
             self._itl[track.hit].observe(now - track.last_token_s)
             track.last_token_s = now
@@ -139,6 +153,13 @@ class Metrics:
             self._tracks.pop(event.request, None)
             if event.usage is not None:
                 self._tenants.ended(event.usage)
+
+    def _count_prompt(self, usage: Usage) -> None:
+        """A prompt is done."""
+        self._lookups.labels(usage.reason).inc()
+        self._missed.labels(usage.reason).inc(usage.computed_tokens)
+        self._saved.inc(usage.cached_tokens * self.pace.token_s)
+        self._keys.count(usage)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"foreword_{name}", text, labels, registry=self._registry)
@@ -184,6 +205,44 @@ class _Tenants:
             self._requests.labels(usage.tenant).inc()
 
 
+class _Keys:
+    """Prompt tokens by the labels that callers gave; the first hundred have a name of their own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._known: set[str] = set()
+        self._tokens = Counter(
+            "foreword_key_prompt_tokens",
+            "Prompt tokens of requests with a `key`, by key (a hundred of them, then `other`), cached or computed.",
+            ["key", "source"],
+            registry=registry,
+        )
+
+    def count(self, usage: Usage) -> None:
+        """A prompt is done."""
+        if not usage.key:
+            return
+        if len(self._known) < MAX_KEYS:
+            self._known.add(usage.key)
+        key = usage.key if usage.key in self._known else "other"
+        self._tokens.labels(key, "cached").inc(usage.cached_tokens)
+        self._tokens.labels(key, "computed").inc(usage.computed_tokens)
+
+
+class _Departures(Collector):
+    """What left the cache: the heart counts it, and a scrape reads it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.counts: Mapping[Cause, int] = {}
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        family = CounterMetricFamily("foreword_blocks_left", "Blocks that left the cache, by cause.", labels=["cause"])
+        for cause in get_args(Cause):
+            family.add_metric([cause], self.counts.get(cause, 0))
+        yield family
+
+
 class _Gauges:
     """What is read when somebody asks."""
 
@@ -191,6 +250,8 @@ class _Gauges:
         self._waiting = Gauge("foreword_requests_waiting", "Requests in the queue.", registry=registry)
         self._running = Gauge("foreword_requests_running", "Requests that hold blocks.", registry=registry)
         self._blocks = Gauge("foreword_blocks", "Blocks of the device pool, by state.", ["state"], registry=registry)
+        self._pinned = Gauge("foreword_blocks_pinned", "Blocks of pinned prefixes, cached or not.", registry=registry)
+        self._departures = _Departures(registry)
         self._tenant_blocks = Gauge(
             "foreword_tenant_blocks",
             "Blocks by tenant: cached ones, and those that its requests hold.",
@@ -204,6 +265,8 @@ class _Gauges:
         self._running.set(state.running)
         for name in ("free", "cached", "held"):
             self._blocks.labels(name).set(getattr(state.pool, name))
+        self._pinned.set(sum(state.pinned.values()))
+        self._departures.counts = state.departures
         self._tenant_blocks.clear()
         for tenant, its in state.tenants.items():
             if tenant:

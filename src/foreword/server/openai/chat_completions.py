@@ -11,6 +11,7 @@ from foreword.server.auth import caller
 from foreword.server.delivery import gathered, json_reply
 from foreword.server.intake import read
 from foreword.server.openai.generation import (
+    CACHE_NAMES,
     Streaming,
     Writer,
     ask_of,
@@ -69,7 +70,7 @@ async def create_chat_completion(request: Request) -> Response:
         model=names.model,
         choices=[choice],
         usage=usage_of([whole.usage]),
-        cache=report_of(whole.usage, service) if form.cache.report else None,
+        cache=await report_of(whole.usage, answers[0], service) if form.cache.report else None,
     )
     return json_reply(reply, without=() if form.cache.report else ("cache",))
 
@@ -86,7 +87,7 @@ def _names(form: ChatRequest) -> dict[str, str]:
         "prompt": "messages",
         "max_tokens": limit,
         "logprobs": "top_logprobs",
-        "prefix_length": "cache.prefix_length",
+        **CACHE_NAMES,
     }
 
 

@@ -1,6 +1,5 @@
 """`POST /v1/completions`: one prompt or several, as text or as token ids."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from fastapi import Request
@@ -12,6 +11,7 @@ from foreword.server.delivery import gathered, json_reply
 from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
 from foreword.server.openai.generation import (
+    CACHE_NAMES,
     Streaming,
     Writer,
     ask_of,
@@ -24,8 +24,6 @@ from foreword.server.openai.requests import CompletionRequest
 from foreword.server.openai.responses import Completion, CompletionChoice
 from foreword.server.report import report_of, usage_of
 from foreword.server.service import Answer, service_of
-
-_NAMES: Mapping[str, str] = {"prefix_length": "cache.prefix_length"}
 
 
 async def create_completion(request: Request) -> Response:
@@ -43,7 +41,7 @@ async def create_completion(request: Request) -> Response:
         for ask in asks:
             answers.append(service.front.submit(ask, who))  # noqa: PERF401  those opened before one fails must be known
 
-    answers = await submitted(submit, _NAMES)
+    answers = await submitted(submit, CACHE_NAMES)
     names = envelope("cmpl", service)
     if form.stream:
         options = form.stream_options
@@ -72,7 +70,7 @@ async def create_completion(request: Request) -> Response:
         model=names.model,
         choices=choices,
         usage=usage_of([whole.usage for whole in wholes]),
-        cache=report_of(wholes[0].usage, service) if form.cache.report else None,
+        cache=await report_of(wholes[0].usage, answers[0], service) if form.cache.report else None,
     )
     return json_reply(reply, without=() if form.cache.report else ("cache",))
 

@@ -10,7 +10,8 @@ from foreword.base.errors import ForewordError, InvariantBroken, RequestError
 from foreword.front.ask import Ask, Conversation, Piece
 from foreword.schedule.plan import Usage
 from foreword.server.delivery import EventStream, check_end, merged, opened
-from foreword.server.errors import Refused, no_such_model, refusal_of, renamed
+from foreword.server.errors import Refused, no_such_model, refusal_of, renamed, with_status
+from foreword.server.intake import cache_wishes
 from foreword.server.openai.requests import GenerationRequest
 from foreword.server.report import report_of, usage_of
 from foreword.server.service import Answer, Service
@@ -36,8 +37,13 @@ def envelope(prefix: str, service: Service) -> Envelope:
 
 def check_model(form: GenerationRequest, service: Service) -> None:
     """Raise Refused when another model is asked for."""
-    if form.model is not None and form.model not in service.models:
-        raise Refused(no_such_model(form.model, service.models))
+    check_model_name(form.model, service)
+
+
+def check_model_name(name: str | None, service: Service) -> None:
+    """Raise Refused when another model is named."""
+    if name is not None and name not in service.models:
+        raise Refused(no_such_model(name, service.models))
 
 
 def ask_of(
@@ -59,8 +65,14 @@ def ask_of(
         logprobs=logprobs,
         ignore_eos=bool(form.ignore_eos),
         stop=stop,
-        prefix_length=form.cache.prefix_length,
+        **cache_wishes(form.cache),
     )
+
+
+CACHE_NAMES: Mapping[str, str] = {
+    name: f"cache.{name}" for name in ("prefix_length", "read", "store", "ttl", "priority", "key")
+}
+"""Fields of an `Ask` by their names on the wire."""
 
 
 async def submitted(submit: Callable[[list[Answer]], None], names: Mapping[str, str]) -> list[Answer]:
@@ -68,7 +80,10 @@ async def submitted(submit: Callable[[list[Answer]], None], names: Mapping[str, 
     try:
         return await opened(submit)
     except RequestError as error:
-        raise renamed(error, names) from None
+        named = renamed(error, names)
+        if named.field is not None and named.field.startswith("cache."):
+            raise Refused(with_status(refusal_of(named), 422)) from None
+        raise named from None
 
 
 Writer = Callable[[int, Piece], list[dict[str, Any]]]
@@ -106,15 +121,17 @@ class Streaming:
             choices = write(number, piece)
             last = len(usages) == len(self.answers)
             for place, choice in enumerate(choices, 1):
-                report = self._report(usages) if last and place == len(choices) and not self.with_usage else {}
+                report = await self._report(usages) if last and place == len(choices) and not self.with_usage else {}
                 yield self.envelope.chunk(self.kind, [choice], **empty, **report)
         if self.with_usage:
             usage = usage_of(usages).model_dump()
-            yield self.envelope.chunk(self.kind, [], usage=usage, **self._report(usages))
+            yield self.envelope.chunk(self.kind, [], usage=usage, **await self._report(usages))
 
-    def _report(self, usages: Sequence[Usage]) -> dict[str, Any]:
+    async def _report(self, usages: Sequence[Usage]) -> dict[str, Any]:
         """The `cache` object: on the last chunk, whichever that is."""
-        return {"cache": report_of(usages[0], self.service).model_dump()} if self.with_report else {}
+        if not self.with_report:
+            return {}
+        return {"cache": (await report_of(usages[0], self.answers[0], self.service)).model_dump()}
 
     def _failed(self, error: ForewordError) -> dict[str, Any]:
         return refusal_of(error).body()

@@ -1,0 +1,332 @@
+"""Verbs over the cache: look up, warm, pin, unpin, flush, and the tree.
+
+A tenant looks up, warms, flushes and sees what is its own; an admin key does it for any tenant, and pins. Of what is
+another tenant's nobody learns even that it is there.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+import anyio.to_thread
+from fastapi import Query, Request
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from foreword.base.ids import BlockHash
+from foreword.cache.expiry import NEVER
+from foreword.cache.identity import Tenant
+from foreword.front.ask import Ask, Caller, Conversation
+from foreword.front.keeper import Prefix, Sight
+from foreword.server.auth import caller, principal
+from foreword.server.delivery import gathered, opened
+from foreword.server.errors import Refusal, Refused
+from foreword.server.intake import read
+from foreword.server.openai.generation import check_model_name
+from foreword.server.openai.requests import ChatMessage, Ids, for_template
+from foreword.server.report import left_of, where_of
+from foreword.server.service import Answer, Service, service_of
+from foreword.server.wire import TTL, Keeping, LeftReply, PrefixLength, Reply, Text, WhereReply, Wire
+
+ResultT = TypeVar("ResultT")
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+Block = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+TenantName = Annotated[str, Field(min_length=1, max_length=256)]
+
+MAX_NODES = 1_000
+"""Nodes of one view of the tree at most."""
+
+
+class Prompted(Wire):
+    """A prompt in one of its forms, and whose namespace it is in."""
+
+    prompt: Text | None = None
+    """Raw text, tokenised as `/v1/completions` does."""
+    ids: Ids | None = None
+    """Token ids, as they are."""
+    messages: Messages | None = None
+    """A conversation, through the model's chat template."""
+    tenant: TenantName | None = None
+    """Whose; another than one's own needs an admin key."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "Prompted":
+        if len(self._given()) != 1:
+            raise PydanticCustomError("field_pair", "give one of {names}", self._names())
+        return self
+
+    def _given(self) -> list[str]:
+        return [name for name in self._choices() if getattr(self, name) is not None]
+
+    def _names(self) -> dict[str, Any]:
+        return {"name": (self._given() or self._choices())[-1], "names": ", ".join(self._choices())}
+
+    @classmethod
+    def _choices(cls) -> list[str]:
+        return [name for name in ("prompt", "ids", "messages", "block") if name in cls.model_fields]
+
+    def source(self) -> str | tuple[int, ...] | Conversation:
+        """The prompt as a value."""
+        if self.ids is not None:
+            return tuple(self.ids)
+        return Conversation(for_template(self.messages)) if self.messages is not None else self.prompt or ""
+
+
+class LookupRequest(Prompted):
+    """`POST /v1/cache/lookup`."""
+
+    prefix_length: PrefixLength | None = None
+    """As in a request: what is read never passes so many tokens."""
+
+
+class WarmRequest(Prompted, Keeping):
+    """`POST /v1/cache/warm`, and one entry of the file of `--warm`."""
+
+    def ask(self) -> Ask:
+        """The same as a value."""
+        return Ask(prompt=self.source(), **{name: getattr(self, name) for name in Keeping.model_fields})
+
+
+class PrefixRequest(Prompted):
+    """`POST /v1/cache/unpin`: a prefix by its prompt or by a block of the tree."""
+
+    block: Block | None = None
+    """A block of `GET /v1/cache/tree`, with all that it continues."""
+
+    def prefix(self) -> Prefix:
+        """The same as a value."""
+        return self.source() if self.block is None else BlockHash(bytes.fromhex(self.block))
+
+
+class PinRequest(PrefixRequest):
+    """`POST /v1/cache/pin`."""
+
+    ttl: TTL | None = None
+    """Seconds until the pin ends by itself; left out, it ends when it is unpinned."""
+
+
+class FlushRequest(PrefixRequest):
+    """`POST /v1/cache/flush`: without any field, all that the key may forget."""
+
+    model: str | None = None
+    """One of `GET /v1/models`."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "FlushRequest":
+        if len(self._given()) > 1:
+            raise PydanticCustomError("field_pair", "give at most one of {names}", self._names())
+        return self
+
+
+class LookupReply(Reply):
+    """What a request would find at this moment."""
+
+    object: Literal["cache.lookup"] = "cache.lookup"
+    prompt_tokens: int
+    cached_tokens: int
+    reason: str
+    """Why the match would end there."""
+    at_token: int
+    left: LeftReply | None
+    where: WhereReply | None
+
+
+class WarmReply(Reply):
+    """What is warm now."""
+
+    object: Literal["cache.warmed"] = "cache.warmed"
+    prompt_tokens: int
+    cached_tokens: int
+    """Known before."""
+    computed_tokens: int
+    stored_tokens: int
+    """Stored by this call, in full blocks."""
+    seconds: float
+
+
+class PinReply(Reply):
+    """What is pinned now, in blocks."""
+
+    object: Literal["cache.pinned"] = "cache.pinned"
+    blocks: int
+    """Of the prefix."""
+    cached: int
+    """Of those: cached now; the rest is pinned once it is computed."""
+    pinned: int
+    """Of all pins of this tenant."""
+    budget: int
+    """How many those may be."""
+
+
+class UnpinReply(Reply):
+    """What is pinned no longer, in blocks."""
+
+    object: Literal["cache.unpinned"] = "cache.unpinned"
+    unpinned: int
+    """Less than the prefix has where another pin covers a part."""
+
+
+class FlushReply(Reply):
+    """What a flush did, in blocks."""
+
+    object: Literal["cache.flushed"] = "cache.flushed"
+    dropped: int
+    still_held: int
+    """Running requests go on reading these; nobody else finds them."""
+
+
+class NodeReply(Reply):
+    """A run of blocks that is not branched."""
+
+    block: str
+    """Its last block, for `pin`, `unpin`, `flush` and `start`."""
+    parent: str | None
+    """The `block` of the run that it continues; null at the top."""
+    owner: str
+    """Its tenant, "public", or "" on a server without keys."""
+    tokens: int
+    text: str
+    """How it begins."""
+    hits: int
+    """Requests whose match passed here."""
+    idle_s: float
+    """Seconds since its last use."""
+    held: bool
+    pinned: bool
+    priority: int
+    ttl: float | None
+    children: int
+    """Runs that continue it."""
+
+
+class TreeReply(Reply):
+    """The tree of cached prefixes from the top down, the most lately used first."""
+
+    object: Literal["cache.tree"] = "cache.tree"
+    block_size: int
+    nodes: list[NodeReply]
+    more: bool
+    """Whether `limit` has cut anything off."""
+
+
+async def lookup(request: Request) -> LookupReply:
+    """What a request would find, and why no more; computes nothing and changes nothing."""
+    service = service_of(request)
+    form = await read(request, LookupRequest)
+    ask = Ask(prompt=form.source(), prefix_length=form.prefix_length)
+    who = _on_behalf(request, form.tenant)
+    found = await _run(lambda: service.keeper.lookup(ask, who))
+    return LookupReply(
+        prompt_tokens=found.prompt_tokens,
+        cached_tokens=found.cached_tokens,
+        reason=found.explanation.reason,
+        at_token=found.explanation.at_token,
+        left=left_of(found.explanation, found.left_ago_s),
+        where=where_of(found.where),
+    )
+
+
+async def warm(request: Request) -> WarmReply:
+    """Compute a prompt and keep it, without an answer."""
+    service = service_of(request)
+    form = await read(request, WarmRequest)
+    who = _on_behalf(request, form.tenant)
+
+    def submit(answers: list[Answer]) -> None:
+        answers.append(service.keeper.warm(form.ask(), who))
+
+    usage = (await gathered(request.receive, await opened(submit)))[0].usage
+    return WarmReply(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        computed_tokens=usage.computed_tokens,
+        stored_tokens=usage.stored_tokens,
+        seconds=usage.first_token_s,
+    )
+
+
+async def pin(request: Request) -> PinReply:
+    """Let a prefix be evicted last."""
+    service = service_of(request)
+    form = await read(request, PinRequest)
+    tenant = _whose(request, form.tenant)
+    pinned = await _run(lambda: service.keeper.pin(form.prefix(), tenant, form.ttl))
+    return PinReply(blocks=pinned.num_blocks, cached=pinned.num_cached, pinned=pinned.num_pinned, budget=pinned.budget)
+
+
+async def unpin(request: Request) -> UnpinReply:
+    """Let a pinned prefix be evicted in its turn."""
+    service = service_of(request)
+    form = await read(request, PrefixRequest)
+    tenant = _whose(request, form.tenant)
+    return UnpinReply(unpinned=await _run(lambda: service.keeper.unpin(form.prefix(), tenant)))
+
+
+async def flush(request: Request) -> FlushReply:
+    """Forget a prefix, all of a tenant, or everything."""
+    service, who = service_of(request), principal(request)
+    form = await read(request, FlushRequest, default=b"{}")
+    check_model_name(form.model, service)
+    prefix = form.prefix() if form.model_fields_set & {"prompt", "ids", "messages", "block"} else None
+    everything = form.tenant is None and prefix is None and who.admin
+    tenant = None if everything else _whose(request, form.tenant)
+    flushed = await _run(lambda: service.keeper.flush(prefix, tenant))
+    return FlushReply(dropped=flushed.dropped, still_held=flushed.still_held)
+
+
+async def get_tree(
+    request: Request,
+    tenant: str | None = None,
+    start: Block | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = 100,
+) -> TreeReply:
+    """The tree of cached prefixes, as much of it as the key may see."""
+    service, who = service_of(request), principal(request)
+    whose = None if tenant is None and who.admin else _whose(request, tenant)
+    top = None if start is None else BlockHash(bytes.fromhex(start))
+    sights, more = await _run(lambda: service.keeper.tree(whose, top, limit))
+    size = service.limits.block_size
+    return TreeReply(block_size=size, nodes=[_node(sight, size) for sight in sights], more=more)
+
+
+def _node(sight: Sight, block_size: int) -> NodeReply:
+    node = sight.node
+    return NodeReply(
+        block=node.name.hex(),
+        parent=None if node.parent is None else node.parent.hex(),
+        owner=node.owner,
+        tokens=node.num_blocks * block_size,
+        text=sight.text,
+        hits=node.hits,
+        idle_s=sight.idle_s,
+        held=node.held,
+        pinned=node.pinned,
+        priority=node.priority,
+        ttl=None if node.ttl_s == NEVER else node.ttl_s,
+        children=node.num_children,
+    )
+
+
+def tenant_named(name: str, service: Service) -> Tenant | None:
+    """The tenant of this name, if there is one."""
+    known = service.keys is not None and name in service.keys.keys.tenants
+    return Tenant.named(name) if known else None
+
+
+def _whose(request: Request, name: str | None) -> Tenant:
+    """The caller's own tenant, or for an admin any other. Raises Refused."""
+    who = principal(request)
+    if name is None:
+        return who.tenant
+    tenant = tenant_named(name, service_of(request))
+    if tenant is None or not (who.admin or tenant == who.tenant):
+        raise Refused(Refusal(status=404, message="There is no such tenant.", code="not_found", field="tenant"))
+    return tenant
+
+
+def _on_behalf(request: Request, name: str | None) -> Caller:
+    own, tenant = caller(request), _whose(request, name)
+    return own if tenant == own.tenant else Caller(tenant=tenant, arrived_s=own.arrived_s)
+
+
+async def _run(work: Callable[[], ResultT]) -> ResultT:
+    return await anyio.to_thread.run_sync(work)

@@ -1,0 +1,113 @@
+"""The cache's verbs over HTTP: their forms, who may do what to whom, and what a wrong one is told."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from foreword.cache.identity import ALONE
+from tests.server.fakes import World
+
+BLOCK = "01" * 32
+
+
+async def test_lookup(client: httpx.AsyncClient, world: World) -> None:
+    reply = (await client.post("/v1/cache/lookup", json={"prompt": "abcdefghi"})).json()
+    assert reply == {
+        "object": "cache.lookup",
+        "prompt_tokens": 9,
+        "cached_tokens": 4,
+        "reason": "evicted",
+        "at_token": 4,
+        "left": {"cause": "pressure", "ago_s": 2.5},
+        "where": {"message": 1, "role": "user", "offset": 3, "cached": "the 14:02", "prompt": "the 14:03"},
+    }
+    assert world.keeper.calls == [("lookup", "abcdefghi", ALONE.name)]
+    assert world.front.asks == []
+
+
+async def test_warm_takes_every_form_of_a_prompt(client: httpx.AsyncClient, world: World) -> None:
+    body = {"ids": [1, 2, 3], "ttl": 60, "priority": 80, "key": "nightly"}
+    reply = (await client.post("/v1/cache/warm", json=body)).json()
+    assert (reply["object"], reply["prompt_tokens"], reply["cached_tokens"]) == ("cache.warmed", 3, 0)
+    assert "text" not in reply
+    messages = [{"role": "system", "content": "be kind"}]
+    assert (await client.post("/v1/cache/warm", json={"messages": messages})).status_code == 200
+    first, second = world.keeper.calls
+    assert first == ("warm", (1, 2, 3), ALONE.name, 60, 80, "nightly")
+    assert second[1].messages == messages  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_pin_unpin_and_flush(client: httpx.AsyncClient, world: World) -> None:
+    reply = (await client.post("/v1/cache/pin", json={"block": BLOCK, "ttl": 5})).json()
+    assert reply == {"object": "cache.pinned", "blocks": 2, "cached": 1, "pinned": 2, "budget": 25}
+    assert (await client.post("/v1/cache/unpin", json={"prompt": "a head"})).json()["unpinned"] == 2
+    for body in ({"prompt": "a head"}, {}, {"model": "tiny"}):
+        reply = (await client.post("/v1/cache/flush", json=body)).json()
+        assert reply == {"object": "cache.flushed", "dropped": 3, "still_held": 1}
+    assert (await client.post("/v1/cache/flush")).status_code == 200
+    block = bytes.fromhex(BLOCK)
+    assert world.keeper.calls == [
+        ("pin", block, ALONE.name, 5),
+        ("unpin", "a head", ALONE.name),
+        ("flush", "a head", ALONE.name),
+        ("flush", None, None),
+        ("flush", None, None),
+        ("flush", None, None),
+    ]
+
+
+async def test_tree(client: httpx.AsyncClient, world: World) -> None:
+    reply = (await client.get(f"/v1/cache/tree?start={BLOCK}&limit=7")).json()
+    assert reply == {
+        "object": "cache.tree",
+        "block_size": 4,
+        "more": False,
+        "nodes": [
+            {
+                "block": BLOCK,
+                "parent": None,
+                "owner": "red",
+                "tokens": 12,
+                "text": "hello",
+                "hits": 5,
+                "idle_s": 1.5,
+                "held": False,
+                "pinned": True,
+                "priority": 50,
+                "ttl": None,
+                "children": 2,
+            }
+        ],
+    }
+    assert world.keeper.calls == [("tree", None, bytes.fromhex(BLOCK), 7)]
+    for query in ("limit=0", "limit=1001", "start=zz"):
+        response = await client.get(f"/v1/cache/tree?{query}")
+        assert response.status_code == 422
+        assert response.json()["error"]["param"] == query.split("=")[0]
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "told"),
+    [
+        ("lookup", {}, (400, "messages", "give one of prompt, ids, messages")),
+        ("lookup", {"prompt": "a", "ids": [1]}, (400, "ids", "give one of")),
+        ("lookup", {"promt": "a"}, (422, "promt", "did you mean 'prompt'?")),
+        ("warm", {"prompt": "a", "prioritty": 3}, (422, "prioritty", "did you mean 'priority'?")),
+        ("warm", {"prompt": "a", "ttl": 0}, (400, "ttl", "greater than 0")),
+        ("warm", {"prompt": "a", "block": BLOCK}, (422, "block", "known are")),
+        ("pin", {"prompt": "too much"}, (400, "prompt", "25 may be")),
+        ("pin", {"block": "12"}, (400, "block", "pattern")),
+        ("pin", {"prompt": "a", "ttl": -1}, (400, "ttl", "greater than 0")),
+        ("unpin", {"prompt": "a", "ttl": 1}, (422, "ttl", "known are")),
+        ("flush", {"prompt": "a", "block": BLOCK}, (400, "block", "give at most one of")),
+        ("flush", {"block": "00" * 32}, (404, "block", "no such block")),
+        ("flush", {"model": "other"}, (404, "model", "does not exist here")),
+        ("flush", {"tenant": "nobody"}, (404, "tenant", "no such tenant")),
+    ],
+)
+async def test_wrong_forms(client: httpx.AsyncClient, verb: str, body: Any, told: tuple[int, str, str]) -> None:
+    response = await client.post(f"/v1/cache/{verb}", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == told[:2], error
+    assert told[2] in error["message"]
