@@ -67,7 +67,7 @@ def test_what_no_size_holds() -> None:
 def test_room_for_any_step_of_a_size() -> None:
     cutting = Cutting(narrow=4, wide=32)
     decode = room_for(Extent(rows=64, segments=64, longest=1, shared=True), cutting)
-    assert (decode.narrow, decode.narrow_rows, decode.wide, decode.wide_rows, decode.shared) == (64, 64, 0, 0, 4)
+    assert (decode.narrow, decode.narrow_rows, decode.wide, decode.wide_rows, decode.shared) == (64, 64, 0, 0, 16)
     prefill = room_for(Extent(rows=128, segments=8, longest=128), cutting)
     assert (prefill.narrow, prefill.wide, prefill.wide_rows, prefill.shared) == (8, 12, 128, 0)
     exact = room_for(Extent(rows=4, segments=4, longest=1), replace(cutting, narrow=0))

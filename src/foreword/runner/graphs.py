@@ -84,7 +84,7 @@ class _Frame:
         self.host[:used] = batch.ids[0, :used]
         self.host[rows : rows + used] = batch.positions[0, :used]
         self.host[2 * rows : 2 * rows + len(batch.last_rows)] = batch.last_rows
-        self.numbers.copy_(self.host, non_blocking=True)
+        self.numbers.copy_(self.host)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Views of ids [1, rows], positions [1, rows] and wanted rows [segments]."""

@@ -26,6 +26,8 @@ _LARGEST_DIM = 256
 _LEAST_ROWS = 16
 """Rows of a tensor core's product at least."""
 _MOST_PARTS = 32
+_MOST_GROUPS = 32
+"""Small groups that share blocks in a step that is recorded."""
 _MOST_BLOCKS = 8192
 """Of a sequence in a step that is recorded; a longer one is computed as usual."""
 _PROGRAMS_PER_CORE = 2
@@ -242,12 +244,12 @@ class TritonStep:
         out = self._buffer("out", (self._total, heads, call.value.shape[2]), call.value.dtype)
         shared = None
         if room.shared and call.sight == Sight():
-            shared = self._parts(call, "shared", room.shared, room.shared_rows)
+            shared = self._parts(call, "shared", self._filled(call, room.shared_rows), room.shared_rows)
             self._launch(call, "shared", room.shared, out, shared)
         for kind, strips, rows in (("narrow", room.narrow, room.narrow_rows), ("wide", room.wide, room.wide_rows)):
             if not strips:
                 continue
-            own = self._parts(call, kind, strips, rows)
+            own = self._parts(call, kind, strips if kind == "narrow" else self._filled(call, rows), rows)
             if own.count == 1 and shared is None:
                 self._launch(call, kind, strips, out, None)
             else:
@@ -295,7 +297,7 @@ class TritonStep:
             layout.keys[place].offset,
             layout.values[place].offset,
             scale,
-            scoring.softcap or 1.0,
+            float(scoring.softcap or 1.0),
         )
         form = backend.form(call, kind, parts=parts is not None)
         grid = (strips, kv_heads, 1 if parts is None else parts.count)
@@ -308,6 +310,11 @@ class TritonStep:
         data = kernels.Parts(out, rows, own.partial, own.weight, other.partial, other.weight)
         form = self._backend.many(call.value.shape[2])
         kernels.merge[(own.weight.shape[0] // own.count, heads)](data, own.count, shared.count if shared else 0, form)
+
+    def _filled(self, call: Call, rows: int) -> int:
+        """Strips that so many rows fill. A recorded step has place for more, which are empty as a rule."""
+        group = call.query.shape[0] // call.key.shape[0]
+        return -(-rows // self._backend.tilings[group].cutting(group).wide)
 
     def _parts(self, call: Call, kind: str, strips: int, rows: int) -> _Parts:
         heads, value_dim = call.query.shape[0], call.value.shape[2]
@@ -349,7 +356,8 @@ class FixedStep(TritonStep):
         if len(numbers) > len(self._host):
             return False
         self._host[: len(numbers)] = torch.frombuffer(numbers, dtype=torch.int32)
-        self._on_device[: len(numbers)].copy_(self._host[: len(numbers)], non_blocking=True)
+        # Waits for the copy: a step that samples nothing is still at work when the next one is put in.
+        self._on_device[: len(numbers)].copy_(self._host[: len(numbers)])
         return True
 
 
@@ -364,8 +372,7 @@ def room_for(extent: Extent, cutting: Cutting) -> Room:
         narrow_rows=min(rows, narrow * cutting.narrow),
         wide=wide,
         wide_rows=rows if wide else 0,
-        # As many groups as fill their strips, and as many that do not.
-        shared=2 * -(-rows // cutting.wide) if extent.shared else 0,
+        shared=max(2 * -(-rows // cutting.wide), min(rows // 4, _MOST_GROUPS)) if extent.shared else 0,
         shared_rows=rows if extent.shared else 0,
     )
 
