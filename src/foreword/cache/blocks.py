@@ -61,12 +61,18 @@ class Shelf:
     @property
     def num_cached(self) -> int:
         """Blocks that nobody holds."""
-        return sum(map(len, self.lines.values()))
+        total = 0
+        for line in self.lines.values():
+            total += len(line)
+        return total
 
     @property
-    def num_pinned(self) -> int:
-        """Pinned blocks that nobody holds."""
-        return len(self.lines.get(PINNED, ()))
+    def has_unpinned(self) -> bool:
+        """Whether nobody holds some block that is not pinned."""
+        for rank, line in self.lines.items():
+            if line:
+                return rank != PINNED
+        return False
 
     def line(self, rank: int) -> Line:
         """The line of this rank, made if need be."""
@@ -81,8 +87,11 @@ class Shelf:
         return [block for line in self.lines.values() for block in line]
 
     def first(self) -> BlockId:
-        """The next to be evicted; there must be one."""
-        return next(iter(next(line for line in self.lines.values() if line)))
+        """The next to be evicted. Raises InvariantBroken when there is none."""
+        for line in self.lines.values():
+            if line:
+                return next(iter(line))
+        raise InvariantBroken(f"owner {self.owner!r} is to give up a block and has none")
 
 
 class BlockPool:

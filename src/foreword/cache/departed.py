@@ -61,11 +61,12 @@ class Left:
 class Departed:
     """Remembers what left. Knows no tenant: hashes and contents of one are none of another's."""
 
-    __slots__ = ("_children", "_counts", "_latest", "_left", "_trees", "_unstored", "_unstored_children")
+    __slots__ = ("_children", "_contents", "_counts", "_latest", "_left", "_trees", "_unstored", "_unstored_children")
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._left: Recent[BlockHash, Left] = Recent(most)
-        self._children: Recent[BlockHash, tuple[BlockHash, Content]] = Recent(most)
+        self._contents: Recent[BlockHash, Content] = Recent(most)
+        self._children: Recent[BlockHash, BlockHash] = Recent(most)
         # By parent, the last one that left: for a prompt that ends inside the block and has no hash of it.
         self._unstored: Recent[BlockHash, bool] = Recent(most)
         self._unstored_children: Recent[BlockHash, Content] = Recent(most)
@@ -84,7 +85,9 @@ class Departed:
         if left.cause != cause or left.moment_s != now:
             left = self._latest = Left(cause, now)
         self._left.put(name, left)
-        self._children.put(parent, (name, content))
+        # No new object for each: they would wake the garbage collector in the middle of a step.
+        self._contents.put(name, content)
+        self._children.put(parent, name)
         self._counts[cause] += 1
 
     def note_tree(self, tree: PrefixIndex, now: float) -> None:
@@ -112,8 +115,9 @@ class Departed:
         """How another one left that would have matched more than `matched_tokens` tokens of block number `block`."""
         parent, content = chain.parent(block), chain.content(block)
         child = self._children.get(parent)
-        if child is not None and child[1].common_tokens(content) > matched_tokens:
-            return self.how(child[0])
+        known = None if child is None else self._contents.get(child)
+        if child is not None and known is not None and known.common_tokens(content) > matched_tokens:
+            return self.how(child)
         for tree, _ in self._trees:
             near = tree.nearest(parent, content)
             if near is not None and near[1] > matched_tokens:

@@ -42,11 +42,12 @@ def most_over_share(shelves: Mapping[str, Shelf], shares: Mapping[str, int], ask
 
     None: nobody has. O(owners).
     """
-    best, worst = None, (False, 0)
+    best, worst, best_has_unpinned = None, 0, False
     for owner, shelf in shelves.items():
         share = shares.get(owner, 0)
-        if spare(owner, shelf, share, asking):
-            excess = (shelf.num_cached > shelf.num_pinned, shelf.num_published - share)
-            if best is None or excess > worst:
-                best, worst = shelf, excess
+        if not spare(owner, shelf, share, asking):
+            continue
+        excess, has_unpinned = shelf.num_published - share, shelf.has_unpinned
+        if best is None or has_unpinned > best_has_unpinned or (has_unpinned == best_has_unpinned and excess > worst):
+            best, worst, best_has_unpinned = shelf, excess, has_unpinned
     return best

@@ -434,9 +434,10 @@ class PrefixCache:
         shelf = most_over_share(self._pool.shelves, self._shares or {}, tenant)
         if shelf is None:
             return
-        name = self._pool.hash_of(shelf.first())
+        block = shelf.first()
+        name = self._pool.hash_of(block)
         if name is None:
-            raise InvariantBroken(f"block {shelf.first()} is cached without a hash")
+            raise InvariantBroken(f"block {block} is cached without a hash")
         self._drop((name,), "pressure" if shelf.owner == tenant else "quota")
 
 
