@@ -1,8 +1,14 @@
 """Tenants share nothing but public heads, and a flood by one never evicts what another is sure of."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreword.base.ids import BlockId
 from foreword.base.params import EVERYTHING
+from foreword.cache.blocks import PINNED, Shelf
 from foreword.cache.identity import PUBLIC, Chain, Space, Tenant, root
 from foreword.cache.lease import Lease
+from foreword.cache.policy import next_to_give
 from foreword.cache.prefix_cache import PrefixCache
 
 BLOCK = 4
@@ -124,3 +130,39 @@ def test_a_shorter_head_keeps_its_blocks_when_a_longer_one_goes() -> None:
     assert hit(cache, Chain(short, [*HEAD, 1], tenant=RED)) == 4
     assert cache.owned() == {"public": 1, "red": 0, "blue": 1}
     cache.check([])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"), st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 4)), min_size=1
+    ),
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 5)),
+    st.sampled_from("abc"),
+)
+def test_blocks_given_together_are_those_given_one_by_one(
+    stock: dict[str, tuple[int, int, int]], shares: dict[str, int], asking: str
+) -> None:
+    def shelves() -> dict[str, Shelf]:
+        made = {owner: Shelf(owner) for owner in stock}
+        for number, (owner, (usual, pinned, held)) in enumerate(stock.items()):
+            for rank, count in ((50, usual), (PINNED, pinned)):
+                made[owner].line(rank).update({BlockId(1000 * number + rank + i): 0.0 for i in range(count)})
+            made[owner].num_published = usual + pinned + held
+        return made
+
+    def give(shelf: Shelf, num: int) -> list[BlockId]:
+        blocks = shelf.first(num)
+        for block in blocks:
+            next(line for line in shelf.lines.values() if line).pop(block)
+        shelf.num_published -= len(blocks)
+        return blocks
+
+    together, single = shelves(), shelves()
+    gone: list[BlockId] = []
+    while (found := next_to_give(together, shares, asking)) is not None:
+        assert found[1] >= 1
+        gone += give(*found)
+    alone: list[BlockId] = []
+    while (found := next_to_give(single, shares, asking)) is not None:
+        alone += give(found[0], 1)
+    assert gone == alone

@@ -14,6 +14,7 @@ Writable means exactly one holder and no hash; that is the whole copy-on-write r
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, BlockId
@@ -86,12 +87,14 @@ class Shelf:
         """The unheld blocks, the next to be evicted first."""
         return [block for line in self.lines.values() for block in line]
 
-    def first(self) -> BlockId:
-        """The next to be evicted. Raises InvariantBroken when there is none."""
-        for line in self.lines.values():
-            if line:
-                return next(iter(line))
-        raise InvariantBroken(f"owner {self.owner!r} is to give up a block and has none")
+    @property
+    def num_alike(self) -> int:
+        """Unheld blocks of the lowest rank that has any."""
+        return next((len(line) for line in self.lines.values() if line), 0)
+
+    def first(self, num: int) -> list[BlockId]:
+        """The next `num` to be evicted, at most `num_alike`: each before the one that it continues."""
+        return list(islice(next((line for line in self.lines.values() if line), ()), num))
 
 
 class BlockPool:

@@ -37,17 +37,25 @@ def spare(owner: str, shelf: Shelf, share: int, asking: str) -> int:
     return max(0, min(shelf.num_cached, shelf.num_published - share))
 
 
-def most_over_share(shelves: Mapping[str, Shelf], shares: Mapping[str, int], asking: str) -> Shelf | None:
-    """The owner that is furthest over its share and has a block to spare for `asking`, one that is not pinned if any.
+def next_to_give(shelves: Mapping[str, Shelf], shares: Mapping[str, int], asking: str) -> tuple[Shelf, int] | None:
+    """Whose turn it is to give a block to `asking`, and how many it gives before it can be another's turn.
 
-    None: nobody has. O(owners).
+    It is the owner furthest over its share among those with a block to spare, one that is not pinned if anybody has
+    such. None: nobody has any. O(owners).
     """
-    best, worst, best_has_unpinned = None, 0, False
+    best, highest, second = None, (False, 0), None
     for owner, shelf in shelves.items():
         share = shares.get(owner, 0)
         if not spare(owner, shelf, share, asking):
             continue
-        excess, has_unpinned = shelf.num_published - share, shelf.has_unpinned
-        if best is None or has_unpinned > best_has_unpinned or (has_unpinned == best_has_unpinned and excess > worst):
-            best, worst, best_has_unpinned = shelf, excess, has_unpinned
-    return best
+        place = (shelf.has_unpinned, shelf.num_published - share)
+        if best is None or place > highest:
+            best, highest, second = shelf, place, None if best is None else highest
+        elif second is None or place > second:
+            second = place
+    if best is None:
+        return None
+    most = min(spare(best.owner, best, shares.get(best.owner, 0), asking), best.num_alike)
+    if second is not None and second[0] == highest[0]:
+        most = min(most, max(1, highest[1] - second[1]))
+    return best, most

@@ -28,7 +28,7 @@ from foreword.cache.index import PrefixIndex
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Copy
 from foreword.cache.pins import Pin, Pinned, Pins
-from foreword.cache.policy import PUBLIC_WORTH, most_over_share, named, spare, worth
+from foreword.cache.policy import PUBLIC_WORTH, named, next_to_give, spare, worth
 from foreword.cache.view import Walk
 
 
@@ -198,8 +198,11 @@ class PrefixCache:
         need = -(-end // size) - len(lease.blocks)
         if need + copy == 0:
             return ()
-        if need + copy > self._pool.num_free and need + copy > self.num_available(lease.tenant):
-            return None
+        short = need + copy - self._pool.num_free
+        if short > 0:
+            if need + copy > self.num_available(lease.tenant):
+                return None
+            self._evict(lease.tenant, short)
         copies: tuple[Copy, ...] = ()
         if copy:
             source, private = lease.blocks[first], self._take(lease.tenant)
@@ -373,10 +376,11 @@ class PrefixCache:
 
     def _drop(self, names: Sequence[BlockHash], cause: Cause) -> None:
         """Take these out of the cache; each stands after the one that it continues."""
+        drop, unlabel, note, now = self._index.drop, self._pool.unlabel, self._departed.note, self._pool.now
         for name in reversed(names):
-            block, parent, content = self._index.drop(name)
-            self._pool.unlabel(block)
-            self._departed.note(name, parent, content, cause, self._pool.now)
+            block, parent, content = drop(name)
+            unlabel(block)
+            note(name, parent, content, cause, now)
 
     def share(self, public: frozenset[BlockHash]) -> int:
         """These hashes are public from now on. What no longer is goes, with all that continues it: its number."""
@@ -424,21 +428,17 @@ class PrefixCache:
     def _take(self, tenant: str) -> BlockId:
         block = self._pool.take(tenant)
         if block is None:
-            self._evict(tenant)
-            block = self._pool.take(tenant)
-        if block is None:
             raise InvariantBroken("the pool promised a block and has none")
         return block
 
-    def _evict(self, tenant: str) -> None:
-        shelf = most_over_share(self._pool.shelves, self._shares or {}, tenant)
-        if shelf is None:
-            return
-        block = shelf.first()
-        name = self._pool.hash_of(block)
-        if name is None:
-            raise InvariantBroken(f"block {block} is cached without a hash")
-        self._drop((name,), "pressure" if shelf.owner == tenant else "quota")
+    def _evict(self, tenant: str, num: int) -> None:
+        """Make `num` blocks free that `num_available` has promised."""
+        while num > 0 and (found := next_to_give(self._pool.shelves, self._shares or {}, tenant)) is not None:
+            shelf, most = found
+            blocks = shelf.first(min(num, most))
+            num -= len(blocks)
+            names = [name for block in reversed(blocks) if (name := self._pool.hash_of(block)) is not None]
+            self._drop(names, "pressure" if shelf.owner == tenant else "quota")
 
 
 def _limit(chain: Chain, reach: Reach) -> int:
