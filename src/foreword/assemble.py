@@ -25,6 +25,7 @@ from foreword.front.operator import Operator
 from foreword.schedule.admission import Limits, limits
 from foreword.schedule.audit import Auditor
 from foreword.schedule.scheduler import Scheduler
+from foreword.text.recall import Recall
 from foreword.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Assembly:
             "kv_bytes": self.limits.num_blocks * self.block_bytes,
             "max_context": self.limits.max_context,
             "exact": self.card.exact,
+            "recall": self.front.served.recall.on,
             "root": self.root.hex(),
         }
 
@@ -140,13 +142,13 @@ def assemble(
     )
     engine = Engine(scheduler, runner, MonotonicClock(), observer or Nobody(), auditor)
     worker = Worker(engine, room, max_live=schedule.max_running + schedule.max_waiting)
-    front = Front(worker, _served(runner, tokenizer, room))
+    front = Front(worker, _served(config, runner, tokenizer, room))
 
     def load() -> Served:
         fresh = Tokenizer(runner.card.directory)
         fresh.load()
         runner.reload()
-        return _served(runner, fresh, room)
+        return _served(config, runner, fresh, room)
 
     operator = Operator(front, worker, load, max_public_blocks=room.public_blocks)
     worker.start()
@@ -184,12 +186,16 @@ def identify(config: Config, progress: Progress = _in_silence) -> Identity:
     )
 
 
-def _served(runner: "ModelRunner | PlainRunner", tokenizer: Tokenizer, room: Limits) -> Served:
+def _served(config: Config, runner: "ModelRunner | PlainRunner", tokenizer: Tokenizer, room: Limits) -> Served:
     card = runner.card
+    recall = Recall(tokenizer, off=_off(config, card) is not None)
+    if tokenizer.borders is None:
+        _log.warning("answers that come back are tokenised again: %s has no special tokens to cut texts at", card.name)
     return Served(
         tokenizer=tokenizer,
         space=Space(root(runner.ingredients, runner.block_size), runner.block_size),
         bounds=Bounds(limits=room, vocab_size=card.vocab_size, end_ids=card.end_ids),
+        recall=recall,
     )
 
 

@@ -73,6 +73,8 @@ class Result:
     """Prompt tokens taken from the cache; `cached_tokens + computed_tokens == prompt_tokens`."""
     computed_tokens: int
     completion_tokens: int
+    recalled_tokens: int
+    """Prompt tokens with the ids that an earlier answer was given in."""
     reason: Reason
     """Why the cached part ends where it does."""
     explanation: Explanation
@@ -236,6 +238,7 @@ def _collect(answer: Answer) -> Result:
         cached_tokens=usage.cached_tokens,
         computed_tokens=usage.computed_tokens,
         completion_tokens=usage.completion_tokens,
+        recalled_tokens=usage.recalled_tokens,
         reason=usage.reason,
         explanation=usage.explanation,
         where=answer.where(usage.explanation),

@@ -9,6 +9,7 @@ from foreword.cache.identity import Space
 from foreword.front.bounds import Bounds
 from foreword.front.front import Front, Served
 from foreword.schedule.admission import limits
+from foreword.text.recall import Recall
 from foreword.text.tokenizer import Tokenizer
 from tests.front.played import PlayedEngine
 from tests.text.embedded import embedded_directory
@@ -33,4 +34,5 @@ def front(tokenizer: Tokenizer, engine: PlayedEngine) -> Front:
     bounds = Bounds(
         limits=limits(num_blocks=16, block_size=4, max_context=100), vocab_size=49152, end_ids=frozenset({EOS})
     )
-    return Front(engine, Served(tokenizer=tokenizer, space=Space(BlockHash(bytes(32)), 4), bounds=bounds))
+    served = Served(tokenizer=tokenizer, space=Space(BlockHash(bytes(32)), 4), bounds=bounds, recall=Recall(tokenizer))
+    return Front(engine, served)

@@ -9,7 +9,9 @@ from foreword.base.ids import BlockHash
 from foreword.cache.identity import Chain, Space, Tenant
 from foreword.front.ask import Ask, Caller, Conversation
 from foreword.front.front import Front, Served
+from foreword.front.keeper import Keeper
 from foreword.front.operator import Operator, head_ids
+from foreword.text.recall import Recall
 from tests.front.played import PlayedEngine
 
 RED, BLUE = Tenant.named("red"), Tenant.named("blue")
@@ -97,6 +99,25 @@ def test_a_reload_moves_heads_to_the_new_root(front: Front, engine: PlayedEngine
     assert new.root == other
     assert shared(old, new) == 0
     assert shared(new, blue) == operator.num_public_blocks > 0
+
+
+def test_a_flush_and_a_reload_forget_what_was_said(front: Front, engine: PlayedEngine, operator: Operator) -> None:
+    engine.tokens = [token for letter in "Hi you" for token in front.tokenizer.encode(letter)]
+    messages = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "Hi you"})
+    echo = Ask(prompt=Conversation((*messages, {"role": "user", "content": "!"})), max_tokens=1)
+    keeper, red = Keeper(front, engine), Caller(tenant=RED)
+    operator._load = lambda: replace(front.served, recall=Recall(front.tokenizer))
+    for forget, left in (
+        (lambda: None, 6),
+        (lambda: keeper.flush(tenant=BLUE), 6),
+        (lambda: keeper.flush(tenant=RED), 0),
+        (keeper.flush, 0),
+        (operator.reload, 0),
+    ):
+        list(front.submit(Ask(prompt=Conversation(messages[:1])), red))
+        forget()
+        front.submit(echo, red)
+        assert engine.submissions[-1].recalled_tokens == left
 
 
 def test_a_load_that_fails_changes_nothing(front: Front, engine: PlayedEngine, operator: Operator) -> None:

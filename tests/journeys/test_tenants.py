@@ -127,6 +127,18 @@ def test_side_channel_a_strangers_guess_computes_what_a_random_prompt_does(guard
     assert again["cached_tokens"] == whole(again) > 0  # or all of the above proves nothing
 
 
+def test_a_stranger_who_sends_the_same_chat_recalls_nothing(guarded: House) -> None:
+    messages = [{"role": "user", "content": "Tell me of the sea, in English and in 中文."}]
+    wish = {"max_tokens": 24, "temperature": 1, "seed": 5, "cache": {"report": True}}
+    reply = guarded.red.post("/v1/chat/completions", {"messages": messages, **wish}).json()
+    said = reply["choices"][0]["message"]["content"]
+    echo = {"messages": [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]}
+    found = [who.post("/v1/chat/completions", {**echo, **wish}).json()["cache"] for who in (guarded.blue, guarded.red)]
+    assert [report["recalled_tokens"] > 0 for report in found] == [False, True]
+    assert [report["cached_tokens"] > reply["usage"]["prompt_tokens"] for report in found] == [False, True]
+    assert found[0]["cached_tokens"] == 0
+
+
 def test_side_channel_the_namespace_comes_from_the_key_only(guarded: House) -> None:
     ask(guarded.red, SECRET)
     salt = guarded.red.assembly.front.served.space.root.hex()

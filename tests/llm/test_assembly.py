@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foreword import LLM, ConfigError
-from foreword.assemble import _limits
-from foreword.base.config import Config, ScheduleConfig
+from foreword.assemble import _limits, _served
+from foreword.base.config import CacheConfig, Config, ScheduleConfig
 from foreword.front.ask import Ask
 
 
@@ -45,6 +45,29 @@ def test_effective_settings(llm: LLM) -> None:
     assert (found["num_blocks"], found["kv_tokens"], found["max_context"]) == (400, 6400, 1024)
     assert found["kv_bytes"] == 400 * llm.assembly.block_bytes
     assert "auto" not in found.values()
+    assert found["recall"] is True
+
+
+def test_where_nothing_is_remembered(
+    llm: LLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner: Any = llm.assembly.runner
+    tokenizer, room = llm.assembly.front.tokenizer, llm.assembly.limits
+    off = Config(cache=CacheConfig(cache=False))
+    assert [_served(config, runner, tokenizer, room).recall.on for config in (Config(), off)] == [True, False]
+    assert not caplog.records
+    monkeypatch.setattr(tokenizer, "borders", None)
+    assert not _served(Config(), runner, tokenizer, room).recall.on
+    assert "answers that come back are tokenised again" in caplog.text
+
+
+def test_a_chat_recalls_its_answers(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Write a word in each of five languages."}]
+    first = llm.chat(messages, max_tokens=20, temperature=1.0, seed=3)
+    more = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Go on."}]
+    again = llm.chat(more, max_tokens=1)
+    assert (first.recalled_tokens, again.recalled_tokens > 0) == (0, True)
+    assert again.cached_tokens >= (first.prompt_tokens + first.completion_tokens - 1) // 16 * 16
 
 
 async def test_clients_that_leave_early_give_everything_back(llm: LLM) -> None:

@@ -118,6 +118,7 @@ async def test_report(client: httpx.AsyncClient, stream: bool, with_usage: bool)
         "cached_tokens": 0,
         "computed_tokens": 9,
         "recomputed_tokens": 0,
+        "recalled_tokens": 0,
         "reason": "never_seen",
         "at_token": 0,
         "tiers": {"device": 0},

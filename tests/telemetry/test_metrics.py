@@ -1,6 +1,7 @@
 """Metrics add up: counters equal the outcomes they were fed, and a scrape reads them back."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -44,6 +45,15 @@ def read(metrics: Metrics, state: EngineState = IDLE) -> dict[str, float]:
 
 def first(name: str, what: Usage, finish: str | None = None) -> TokenEvent:
     return TokenEvent(RequestId(name), Sample(7), finish, usage=what)  # pyright: ignore[reportArgumentType]
+
+
+def test_recalled_tokens_count_once_for_each_prompt() -> None:
+    metrics = Metrics()
+    for name, recalled in (("a", 7), ("b", 5), ("c", 0)):
+        told = replace(usage(16, 4), recalled_tokens=recalled)
+        events = (first(name, told), TokenEvent(RequestId(name), finish="stop", usage=told))
+        metrics.observe(Outcome(1, events))
+    assert read(metrics)["foreword_prompt_tokens_recalled_total"] == 12
 
 
 def test_counters_add_up_the_outcomes() -> None:

@@ -11,6 +11,7 @@ from foreword.front.ask import Piece, TokenText
 from foreword.front.where import Source, Where
 from foreword.schedule.plan import Sample, TokenEvent, Usage
 from foreword.text.detokenizer import Detokenizer
+from foreword.text.recall import Place
 from foreword.text.stops import StopStrings
 from foreword.text.vocabulary import Vocabulary
 
@@ -26,6 +27,8 @@ class Reading:
     continues: bool
     """Whether text stands in front of the answer (see `Detokenizer`)."""
     logprobs: bool
+    place: Place | None = None
+    """Where the answer is written down, for when it comes back as text."""
 
 
 class Answer:
@@ -41,7 +44,9 @@ class Answer:
         "_engine",
         "_ids",
         "_num_tokens",
+        "_place",
         "_reading",
+        "_said",
         "_source",
         "_stops",
         "_stream",
@@ -69,6 +74,8 @@ class Answer:
         self._ids: list[int] = []
         self._num_tokens = 0
         self._source = source
+        self._place = reading.place
+        self._said: list[Piece] = []
         self._usage: Usage | None = None
         self._ended = False
 
@@ -83,6 +90,7 @@ class Answer:
                     return
         finally:
             self.cancel()
+            self._remember()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Pieces, awaiting on the running loop; the last one has `finish`."""
@@ -95,6 +103,7 @@ class Answer:
                     return
         finally:
             self.cancel()
+            self._remember()
 
     def cancel(self) -> None:
         """Stop the request within a step, from any thread; nothing happens when it has ended."""
@@ -128,7 +137,19 @@ class Answer:
         if not (text or tokens or usage or finish):
             return None
         ids, self._ids = tuple(self._ids), []
-        return Piece(text, tokens, finish, usage, event.error, ids)
+        piece = Piece(text, tokens, finish, usage, event.error, ids)
+        if self._place is not None:
+            self._said.append(piece)
+            if self._ended:
+                self._remember()  # before the caller has it, who may send it back at once
+        return piece
+
+    def _remember(self) -> None:
+        """Write down what was handed out, all or up to where the caller left."""
+        if self._place is not None:
+            ids = [token for piece in self._said for token in piece.ids]
+            self._place.keep("".join(piece.text for piece in self._said), ids)
+            self._place, self._said = None, []
 
     def _text_of(self, token: int) -> str:
         self._num_tokens += 1

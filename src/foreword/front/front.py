@@ -6,14 +6,15 @@ from uuid import uuid4
 
 from foreword.base.errors import RequestError
 from foreword.base.ids import RequestId
-from foreword.cache.identity import Chain, Space
+from foreword.cache.identity import Chain, Space, Tenant
 from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer, Reading
 from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation
 from foreword.front.bounds import Bounds, check_ids, keep_of, key_of, reach_of, sampling_of
 from foreword.front.where import Source
 from foreword.schedule.request import Submission
-from foreword.text.chat import chat_ids
+from foreword.text.chat import chat_text
+from foreword.text.recall import Read, Recall
 from foreword.text.tokenizer import Message, Tokenizer
 
 
@@ -25,6 +26,8 @@ class Served:
     space: Space
     """Where every chain starts: the model's root, and what all tenants share."""
     bounds: Bounds
+    recall: Recall
+    """The answers that this model gave; another model begins with none."""
 
 
 class Front:
@@ -54,7 +57,8 @@ class Front:
         """
         served, now = self.served, self._engine.now
         start = now()
-        prompt = ids_of(ask.prompt, served)
+        read = read_prompt(ask.prompt, served, caller.tenant)
+        prompt = read.ids
         tokenized = start if isinstance(ask.prompt, tuple) else now()
         bounds = replace(served.bounds, limits=served.bounds.limits.of(caller.tenant.name))
         sampling = sampling_of(ask, len(prompt), bounds)
@@ -72,6 +76,7 @@ class Front:
             keep=keep,
             key=key,
             max_live=caller.max_live,
+            recalled_tokens=read.num_recalled,
         )
         vocabulary = served.tokenizer.vocabulary
         reading = Reading(
@@ -80,6 +85,7 @@ class Front:
             stop_ids=sampling.stop_ids,
             continues=prompt[-1] not in vocabulary.special_ids,
             logprobs=sampling.logprobs is not None,
+            place=read.place if ask.store else None,
         )
         source = Source(served.tokenizer, ask.prompt, prompt) if ask.report else None
         return Answer(self._engine, self._engine.submit(submission), reading, prompt_tokens=len(prompt), source=source)
@@ -93,15 +99,29 @@ class Front:
 
 
 def ids_of(prompt: str | tuple[int, ...] | Conversation, served: Served) -> tuple[int, ...]:
-    """A prompt as token ids. Raises RequestError naming `prompt` or `messages`."""
+    """A prompt as token ids, whoever sends it. Raises RequestError naming `prompt` or `messages`."""
     if isinstance(prompt, tuple):
         check_ids(prompt, served.bounds.vocab_size)
         return prompt
+    text, raw, field = _text_of(prompt, served)
+    return tuple(served.tokenizer.encode(text, add_special_tokens=raw, field=field))
+
+
+def read_prompt(prompt: str | tuple[int, ...] | Conversation, served: Served, tenant: Tenant) -> Read:
+    """As `ids_of`, but an answer that the tenant got and sends back has the ids that it was given in."""
+    if isinstance(prompt, tuple):
+        return Read(ids_of(prompt, served))
+    text, raw, field = _text_of(prompt, served)
+    return served.recall.read(text, tenant.name, add_special_tokens=raw, field=field)
+
+
+def _text_of(prompt: str | Conversation, served: Served) -> tuple[str, bool, str]:
+    """The prompt's text, whether the model's own tokens are put around it, and the field that it came in."""
     if isinstance(prompt, str):
         _check_length(len(prompt), "prompt", served)
-        return tuple(served.tokenizer.encode(prompt))
+        return prompt, True, "prompt"
     _check_length(sum(len(str(message.get("content", ""))) for message in prompt.messages), "messages", served)
-    return tuple(chat_ids(served.tokenizer, prompt.messages))
+    return chat_text(served.tokenizer, prompt.messages), False, "messages"
 
 
 def _check_length(num_characters: int, field: str, served: Served) -> None:

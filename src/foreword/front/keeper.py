@@ -18,7 +18,7 @@ from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer
 from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation
 from foreword.front.bounds import reach_of
-from foreword.front.front import Front, ids_of
+from foreword.front.front import Front, ids_of, read_prompt
 from foreword.front.operator import head_ids
 from foreword.front.where import Source, Where, spelled
 
@@ -62,7 +62,7 @@ class Keeper:
         Raises RequestError as `Front.submit` does for a prompt that cannot be read.
         """
         served = self._front.served
-        ids = ids_of(ask.prompt, served)
+        ids = read_prompt(ask.prompt, served, caller.tenant).ids
         if not ids:
             raise RequestError("the prompt is empty; give at least one token", field="prompt")
         reach = reach_of(ask, len(ids))
@@ -84,7 +84,9 @@ class Keeper:
             raise RequestError("there is nothing to warm: prefixes are not reused here")
         prompt = ask.prompt
         if isinstance(prompt, Conversation) and prompt.messages and prompt.messages[-1].get("role") != "user":
-            prompt = head_ids(prompt, self._front.served)  # what conversations begin with, not a whole turn
+            prompt = head_ids(
+                prompt, self._front.served, caller.tenant
+            )  # what conversations begin with, not a whole turn
         return self._front.submit(replace(ask, prompt=prompt, warm=True), caller)
 
     def pin(self, prefix: Prefix, tenant: Tenant = ALONE, ttl_s: float | None = None) -> Pinned:
@@ -119,6 +121,7 @@ class Keeper:
         if prefix is not None:
             last = self._own(prefix, tenant or ALONE)[-1]
             return self._engine.on_cache(lambda cache: cache.flush_prefix(last))
+        self._front.served.recall.forget(None if tenant is None else tenant.name)
         if tenant is not None:
             return self._engine.on_cache(lambda cache: cache.flush_tenant(tenant.name))
         return self._engine.flush()
@@ -148,7 +151,7 @@ class Keeper:
                 raise NotFound("there is no such block", field="block")
             return hashes
         served = self._front.served
-        ids = prefix if isinstance(prefix, tuple) else head_ids(prefix, served)
+        ids = prefix if isinstance(prefix, tuple) else head_ids(prefix, served, tenant)
         chain = Chain(served.space, ids_of(ids, served), tenant=tenant)
         if len(chain.hashes) <= chain.first_private:
             public = f", of which {chain.first_private} blocks are public and stay as they are" * bool(

@@ -7,10 +7,10 @@ from threading import Lock
 
 from foreword.base.errors import NotFound, RequestError
 from foreword.base.ids import BlockHash
-from foreword.cache.identity import Chain, Space
+from foreword.cache.identity import Chain, Space, Tenant
 from foreword.engine.client import EngineClient
 from foreword.front.ask import Conversation
-from foreword.front.front import Front, Served, ids_of
+from foreword.front.front import Front, Served, ids_of, read_prompt
 
 _log = logging.getLogger(__name__)
 
@@ -118,13 +118,18 @@ class Operator:
         return loaded.space.root
 
 
-def head_ids(head: Head, served: Served) -> tuple[int, ...]:
-    """The tokens of a head; of messages, those that stay the same whatever a user says next. Raises RequestError."""
+def head_ids(head: Head, served: Served, tenant: Tenant | None = None) -> tuple[int, ...]:
+    """The tokens of a head; of messages, those that stay the same whatever a user says next. Raises RequestError.
+
+    As `tenant` sends it, with the answers that it got; None: as anybody does.
+    """
+
+    def ids(prompt: Head) -> tuple[int, ...]:
+        return ids_of(prompt, served) if tenant is None else read_prompt(prompt, served, tenant).ids
+
     if isinstance(head, str):
-        return ids_of(head, served)
-    one, other = (
-        ids_of(Conversation((*head.messages, {"role": "user", "content": text})), served) for text in ("a", "0")
-    )
+        return ids(head)
+    one, other = (ids(Conversation((*head.messages, {"role": "user", "content": text}))) for text in ("a", "0"))
     return one[: next(i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)]
 
 

@@ -105,6 +105,8 @@ class Usage:
     """Part of `cached_tokens`: taken from inside a block, where the match ended."""
     stored_tokens: int = 0
     """Prompt tokens, in full blocks, that nobody had published before."""
+    recalled_tokens: int = 0
+    """Prompt tokens that are those of earlier answers, and not tokenised from the text they came back as."""
 
     @property
     def reason(self) -> Reason:

@@ -32,6 +32,8 @@ class Submission:
     """Higher goes first; equal ones in order of arrival."""
     max_live: int | None = None
     """Requests that its tenant may have queued or running, this one included. None: no limit of its own."""
+    recalled_tokens: int = 0
+    """How many of the prompt's ids are those of earlier answers."""
 
 
 class Request:
@@ -137,4 +139,5 @@ class Request:
             first_token_s=first - asked.arrival_s,
             tenant=self.chain.tenant.name,
             key=asked.key,
+            recalled_tokens=asked.recalled_tokens,
         )

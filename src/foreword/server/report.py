@@ -48,6 +48,7 @@ async def report_of(usage: Usage, answer: Answer, service: Service) -> CacheRepo
         computed_tokens=usage.computed_tokens,
         recomputed_tokens=usage.recomputed_tokens,
         tail_tokens=usage.tail_tokens,
+        recalled_tokens=usage.recalled_tokens,
         reason=usage.reason,
         at_token=usage.explanation.at_token,
         tiers={"device": usage.cached_tokens},

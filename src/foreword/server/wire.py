@@ -199,6 +199,8 @@ class CacheReport(Reply):
     cached_tokens: int
     computed_tokens: int
     recomputed_tokens: int
+    recalled_tokens: int
+    """Prompt tokens with the ids that an earlier answer was given in."""
     reason: str
     """Why the match ended where it did."""
     at_token: int

@@ -80,6 +80,9 @@ class Metrics:
         self._lookups = self._counter(
             "lookups", "Requests that got a first token, by why their match stopped.", "reason"
         )
+        self._recalled = self._counter(
+            "prompt_tokens_recalled", "Prompt tokens with the ids that an earlier answer was given in."
+        )
         self._refused = self._counter("requests_refused", "Requests refused, by HTTP status.", "status")
         self._missed = self._counter(
             "prompt_tokens_missed", "Prompt tokens computed, by why their request's match stopped.", "reason"
@@ -157,6 +160,7 @@ class Metrics:
     def _count_prompt(self, usage: Usage) -> None:
         """A prompt is done."""
         self._lookups.labels(usage.reason).inc()
+        self._recalled.inc(usage.recalled_tokens)
         self._missed.labels(usage.reason).inc(usage.computed_tokens)
         self._saved.inc(usage.cached_tokens * self.pace.token_s)
         self._keys.count(usage)

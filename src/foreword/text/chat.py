@@ -1,7 +1,7 @@
-"""Chat messages to token ids, through the model's own template and in one go.
+"""Chat messages to the text that the model's own template makes of them.
 
-The template's text is tokenised whole, never message by message: cutting it elsewhere could give other ids than the
-model was trained on, and other block hashes for the same conversation.
+That text is tokenised as one (or cut where it makes no difference, see `borders`), never message by message: other cuts
+could give other ids than the model was trained on, and other block hashes for the same conversation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from foreword.base.errors import RequestError
 from foreword.text.tokenizer import Message, Tokenizer
 
 
-def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """Ids of the conversation, ending where the assistant's answer begins.
+def chat_text(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+    """The conversation, special tokens written out, ending where the assistant's answer begins.
 
     Raises RequestError naming `messages` when there are none, when the model has no chat template, or when the template
     refuses them; naming `messages.<i>.role` or `.content` when that is no text.
@@ -24,12 +24,11 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
             field="messages",
         )
     try:
-        text = tokenizer.render(messages)
+        return tokenizer.render(messages)
     except Exception as error:  # a template is a program of the model's authors: it may raise anything
         raise RequestError(
             f"messages do not fit the model's chat template: {_one_line(error)}", field="messages"
         ) from error
-    return tokenizer.encode(text, add_special_tokens=False, field="messages")
 
 
 def _check(messages: Sequence[Message]) -> None:

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, Protocol, cast
 
 from foreword.base.errors import ModelRefused, RequestError
+from foreword.text.borders import Borders, borders_of
 from foreword.text.vocabulary import Spelling, Vocabulary
 
 Message = Mapping[str, Any]
@@ -65,7 +66,7 @@ class Tokenizer:
         """Read the files now. Raises ModelRefused when the directory has no tokenizer that can be read."""
         with self._lock:
             _ = self._loaded
-        _ = self.vocabulary
+        _ = self.vocabulary, self.borders
 
     def encode(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
         """Ids of `text`; special tokens that are spelled out in it count as such.
@@ -73,17 +74,21 @@ class Tokenizer:
         `add_special_tokens` adds what the model puts around a plain prompt (often a beginning-of-text id).
         Raises RequestError naming `field` when the text is not Unicode (a lone surrogate).
         """
+        self.check(text, field)
+        backend = self._backend
+        if backend is not None:
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with self._lock:
+            return self._loaded.encode(text, add_special_tokens=add_special_tokens)
+
+    def check(self, text: str, field: str) -> None:
+        """Raises RequestError naming `field` when the text is not Unicode (a lone surrogate)."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"{field} is not valid Unicode: a lone surrogate at character {error.start}", field=field
             ) from None
-        backend = self._backend
-        if backend is not None:
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
-        with self._lock:
-            return self._loaded.encode(text, add_special_tokens=add_special_tokens)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The chat template's text for `messages`, ending where the answer begins; raises what the template raises."""
@@ -110,6 +115,12 @@ class Tokenizer:
         return self.vocabulary.special_ids
 
     @cached_property
+    def borders(self) -> Borders | None:
+        """Where texts may be cut before they are tokenised; None if no cut is known to be harmless."""
+        backend = self._backend
+        return None if backend is None else borders_of(backend.get_added_tokens_decoder().values(), self.encode)
+
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         """What each id spells."""
         tokenizer, backend = self._tokenizer, self._backend
@@ -127,6 +138,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a whole list of ids, special tokens left out."""
         return self._decode(ids)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """As `decode`, with special tokens written out."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
