@@ -5,7 +5,7 @@ Importing this loads no torch; making an `LLM` does.
 
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from numbers import Integral
@@ -104,7 +104,8 @@ class LLM:
     ...     one, two = llm.generate([head + "first question", head + "second question"], max_tokens=32)
     ...     two.cached_tokens
 
-    Every method may be called from any thread; requests of all threads are computed together.
+    Every method may be called from any thread; requests of all threads are computed together. After `close` all of
+    them raise Unavailable.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -125,7 +126,7 @@ class LLM:
         A prompt is text, tokenised as `/v1/completions` does, or a list of token ids. Wishes hold for all of them.
         Raises RequestError naming the field and the limit, StepFailed when the model failed on a prompt.
         """
-        caller = Caller(arrived_s=self._assembly.worker.now())
+        caller = Caller(arrived_s=self._parts.worker.now())
         asks = [Ask(prompt=prompt, **_wishes(wishes)) for prompt in _prompts(prompts)]
         return self._run(asks, caller)
 
@@ -134,7 +135,7 @@ class LLM:
 
         Raises as `generate`, and RequestError naming `messages` when they do not fit the template.
         """
-        caller = Caller(arrived_s=self._assembly.worker.now())
+        caller = Caller(arrived_s=self._parts.worker.now())
         return self._run([Ask(prompt=Conversation(messages), **_wishes(wishes))], caller)[0]
 
     def lookup(self, prompt: Prompt, *, prefix_length: int | None = None) -> Finding:
@@ -142,7 +143,7 @@ class LLM:
 
         A prompt is text, token ids or messages. Raises RequestError.
         """
-        return self._assembly.keeper.lookup(Ask(prompt=_source(prompt), prefix_length=prefix_length))
+        return self._parts.keeper.lookup(Ask(prompt=_source(prompt), prefix_length=prefix_length))
 
     def warm(self, prompt: Prompt, **cache: Unpack[CacheWishes]) -> Result:
         """Compute a prompt and keep it, without an answer: the next request that begins like it finds it.
@@ -150,22 +151,22 @@ class LLM:
         Of messages that end before a user's turn, what all such conversations begin with. Raises as `generate`.
         """
         ask = Ask(prompt=_source(prompt), **_wishes({"cache": cache}))
-        return _collect(self._assembly.keeper.warm(ask))
+        return _collect(self._parts.keeper.warm(ask))
 
     def pin(self, prompt: Prompt, *, ttl: float | None = None) -> Pinned:
         """Let the full blocks of a prefix be evicted last, for `ttl` seconds or until it is unpinned.
 
         Raises RequestError with the budget (setting `pin_budget`) when it would be exceeded.
         """
-        return self._assembly.keeper.pin(_source(prompt), ttl_s=ttl)
+        return self._parts.keeper.pin(_source(prompt), ttl_s=ttl)
 
     def unpin(self, prompt: Prompt) -> int:
         """Let a pinned prefix be evicted in its turn; how many blocks nothing pins now. Raises NotFound for no pin."""
-        return self._assembly.keeper.unpin(_source(prompt))
+        return self._parts.keeper.unpin(_source(prompt))
 
     def flush(self, prompt: Prompt | None = None) -> Flushed:
         """Forget a prefix with all that continues it, or everything; afterwards no new request hits older entries."""
-        return self._assembly.keeper.flush(None if prompt is None else _source(prompt))
+        return self._parts.keeper.flush(None if prompt is None else _source(prompt))
 
     def reload(self) -> str:
         """Load the weights again from where they came, once the requests under way are done; the new root in hex.
@@ -173,11 +174,18 @@ class LLM:
         The cache is empty afterwards. Other threads' requests get Unavailable meanwhile. Raises what loading raises;
         the old weights go on then.
         """
-        return self._assembly.operator.reload().hex()
+        return self._parts.operator.reload().hex()
 
     @property
     def assembly(self) -> Assembly:
         """The parts behind this face."""
+        return self._assembly
+
+    @property
+    def _parts(self) -> Assembly:
+        """The parts of an LLM that is open. Raises Unavailable."""
+        if not self._stop.alive:
+            raise Unavailable("this LLM is closed; make a new one")
         return self._assembly
 
     def close(self) -> None:
@@ -211,7 +219,7 @@ class LLM:
     def _submit(self, ask: Ask, caller: Caller, *, patient: bool) -> Answer | None:
         """None when the queue is full and `patient`: the caller has answers of its own to wait for first."""
         try:
-            return self._assembly.front.submit(ask, caller)
+            return self._parts.front.submit(ask, caller)
         except Unavailable:
             raise
         except CapacityError:
@@ -257,24 +265,33 @@ def _logprobs(pieces: Sequence[Piece]) -> tuple[TokenText, ...] | None:
     return tokens or None
 
 
-def _source(prompt: Prompt) -> str | tuple[int, ...] | Conversation:
-    """A prompt in the form that the front takes."""
+def _source(prompt: Any) -> str | tuple[int, ...] | Conversation:
+    """A prompt in the form that the front takes. Raises RequestError naming `prompt` or the message that is wrong."""
     if isinstance(prompt, str):
         return prompt
-    listed: list[Any] = list(prompt)
+    listed = _listed(prompt, "prompt", "text, a list of token ids or a list of messages")
     if listed and isinstance(listed[0], Mapping):
         return Conversation(listed)
     return tuple(listed)
 
 
 def _prompts(prompts: Any) -> list[str | tuple[int, ...]]:
-    """One text or one list of ids is a list of one prompt."""
+    """One text or one list of ids is a list of one prompt. Raises RequestError naming `prompts`."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
+    forms = "text, a list of token ids, or a list of those (messages go to chat)"
+    listed = _listed(prompts, "prompts", forms)
     if listed and all(isinstance(item, Integral) for item in listed):
         return [tuple(listed)]
-    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in listed]
+    return [
+        item if isinstance(item, str) else tuple(_listed(item, f"prompts.{i}", forms)) for i, item in enumerate(listed)
+    ]
+
+
+def _listed(value: Any, field: str, forms: str) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError(f"{field} is {type(cast(object, value)).__name__}; it must be {forms}", field=field)
+    return list(cast(Iterable[Any], value))
 
 
 def _wishes(wishes: Wishes) -> dict[str, Any]:
@@ -283,8 +300,12 @@ def _wishes(wishes: Wishes) -> dict[str, Any]:
         if name not in known:
             raise RequestError(f"{name} is unknown{_closest(name, known)}", field=name)
     asked: dict[str, Any] = {name: value for name, value in wishes.items() if name != "cache"}
-    cache: Mapping[str, Any] = wishes.get("cache", {})
-    for name, value in cache.items():
+    cache: object = wishes.get("cache", {})
+    if not isinstance(cache, Mapping):
+        raise RequestError(
+            f'cache is {type(cache).__name__}; it must be an object such as {{"report": True}}', field="cache"
+        )
+    for name, value in cast(Mapping[str, Any], cache).items():
         if name not in CacheWishes.__annotations__:
             raise RequestError(
                 f"cache.{name} is unknown{_closest(name, CacheWishes.__annotations__)}", field=f"cache.{name}"
@@ -293,8 +314,10 @@ def _wishes(wishes: Wishes) -> dict[str, Any]:
             raise RequestError(f"{name} and cache.{name} differ; give one of them", field=name)
         asked[name] = value
     if "stop" in wishes:
-        stop = wishes["stop"]
-        asked["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        stop: object = wishes["stop"]
+        asked["stop"] = (
+            (stop,) if isinstance(stop, str) else tuple(_listed(stop, "stop", "a string or a list of strings"))
+        )
     return asked
 
 
@@ -330,5 +353,5 @@ def _check_type(name: str, value: object, hint: Any) -> None:
 
 
 def _closest(name: str, known: Mapping[str, object]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"

@@ -138,7 +138,7 @@ def test_a_head_that_the_new_model_cannot_read_is_dropped(
 ) -> None:
     operator.mark(HEAD)
     narrow = replace(front.served.bounds, vocab_size=10)
-    operator._heads.append(Conversation(({"role": 3, "content": HEAD},)))
+    operator._heads.append(Conversation(({"role": "system", "content": "a b " * 2_000_000},)))
     operator._load = lambda: replace(front.served, bounds=narrow)
     operator.reload()
     assert [public.head for public in operator.heads] == [HEAD]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import foreword
 from foreword import LLM, ConfigError, RequestError
-from foreword.base.errors import CapacityError
+from foreword.base.errors import Unavailable
 
 HEAD = "The following is a list of countries with their capitals, written by a careful geographer. " * 4
 
@@ -110,12 +111,86 @@ def test_chat(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("wishes", "field"),
-    [({"max_tokens": 0}, "max_tokens"), ({"stop": ["a"] * 5}, "stop"), ({"maxtokens": 1}, "maxtokens")],
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": None}, "stop"),
+        ({"maxtokens": 1}, "maxtokens"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"cache": True}, "cache"),
+        ({"cache": {"report": "yes"}}, "report"),
+        ({"cache": {3: True}}, "cache.3"),
+    ],
 )
 def test_wrong_wishes(llm: LLM, wishes: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as caught:
         llm.generate(["fine", "x"], **wishes)  # pyright: ignore[reportArgumentType]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("prompts", "field"),
+    [
+        (None, "prompts"),
+        (5, "prompts"),
+        (b"bytes", "prompts"),
+        ({"role": "user", "content": "hi"}, "prompts"),
+        ([{"role": "user", "content": "hi"}], "prompts.0"),
+        (["fine", None], "prompts.1"),
+        ([[1, 2], 3.5], "prompts.1"),
+        ([[1, "x"]], "prompt"),
+    ],
+    ids=str,
+)
+def test_wrong_prompts(llm: LLM, prompts: Any, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.generate(prompts, max_tokens=1)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ("hello", "messages"),
+        (None, "messages"),
+        ({"role": "user", "content": "hi"}, "messages"),
+        (["hi"], "messages.0"),
+        ([{"role": "usr", "content": "hi"}], "messages.0.role"),
+        ([{"role": "user", "text": "hi"}], "messages.0.text"),
+        ([{"role": "user", "content": 5}], "messages.0.content"),
+    ],
+    ids=str,
+)
+def test_wrong_messages(llm: LLM, messages: Any, field: str) -> None:
+    verbs: list[Callable[[Any], object]] = [llm.chat]
+    if isinstance(messages, list) and isinstance(messages[0], dict):  # the others take a prompt in any form
+        verbs += [llm.lookup, llm.warm, llm.pin, llm.unpin, llm.flush]
+    for verb in verbs:
+        with pytest.raises(RequestError) as caught:
+            verb(messages)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("prompt", [5, {"role": "user", "content": "hi"}, b"x"], ids=str)
+def test_wrong_prefixes(llm: LLM, prompt: Any) -> None:
+    for verb in (llm.lookup, llm.warm, llm.pin, llm.unpin, llm.flush):
+        with pytest.raises(RequestError, match="list of messages") as caught:
+            verb(prompt)
+        assert caught.value.field == "prompt"
+    for ttl in ("long", 0, -1):
+        with pytest.raises(RequestError) as caught:
+            llm.pin(HEAD, ttl=ttl)  # pyright: ignore[reportArgumentType]
+        assert caught.value.field == "ttl"
+
+
+def test_the_newer_name_of_system(llm: LLM) -> None:
+    ask = {"role": "user", "content": "Who are you?"}
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
+    old = llm.chat([{"role": "system", "content": "Be\nbrief."}, ask], max_tokens=4)
+    new = llm.chat([{"role": "developer", "content": parts}, ask], max_tokens=4)
+    assert new.token_ids == old.token_ids
+    assert new.prompt_tokens == old.prompt_tokens
+    assert new.cached_tokens == new.prompt_tokens // 16 * 16 > 0
 
 
 def test_one_wrong_prompt_leaves_nothing_running(llm: LLM) -> None:
@@ -163,5 +238,16 @@ def test_a_closed_llm_takes_nothing() -> None:
     assert closed.assembly.limits.max_context == 128
     closed.close()
     closed.close()
-    with pytest.raises(CapacityError):
-        closed.generate("x")
+    ask = [{"role": "user", "content": "x"}]
+    for call in (
+        lambda: closed.generate("x"),
+        lambda: closed.chat(ask),
+        lambda: closed.lookup("x"),
+        lambda: closed.warm("x"),
+        lambda: closed.pin("x"),
+        lambda: closed.unpin("x"),
+        closed.flush,
+        closed.reload,
+    ):
+        with pytest.raises(Unavailable, match="this LLM is closed"):
+            call()

@@ -134,7 +134,12 @@ async def test_completions(
         ({"messages": [5]}, 400, "messages.0", "valid"),
         ({"messages": [{"role": "user"}]}, 400, "messages.0.content", "missing"),
         ({"messages": [{"role": "assistant", "content": None}]}, 400, "messages.0.content", "null"),
-        ({"messages": [{"role": "boss", "content": "x"}]}, 400, "messages.0.role", "'boss'"),
+        (
+            {"messages": [{"role": "boss", "content": "x"}]},
+            400,
+            "messages.0.role",
+            "'boss': input should be 'system', 'developer', 'user' or",
+        ),
         ({"messages": [{"role": ["user"], "content": "x"}]}, 400, "messages.0.role", "a list"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, 400, "messages.0.role", "tool"),
         ({"messages": [{"role": "user", "content": "x", "name": "Al"}]}, 400, "messages.0.name", "not supported"),

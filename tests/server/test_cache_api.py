@@ -35,7 +35,7 @@ async def test_warm_takes_every_form_of_a_prompt(client: httpx.AsyncClient, worl
     assert (await client.post("/v1/cache/warm", json={"messages": messages})).status_code == 200
     first, second = world.keeper.calls
     assert first == ("warm", (1, 2, 3), ALONE.name, 60, 80, "nightly")
-    assert second[1].messages == messages  # pyright: ignore[reportAttributeAccessIssue]
+    assert second[1].messages == tuple(messages)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def test_pin_unpin_and_flush(client: httpx.AsyncClient, world: World) -> None:

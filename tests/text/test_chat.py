@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foreword.base.errors import RequestError
-from foreword.text.chat import chat_text
+from foreword.text.chat import chat_text, for_template
 from foreword.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -23,26 +23,43 @@ def test_a_longer_conversation_starts_with_the_shorter_one(tokenizer: Tokenizer)
     assert longer.startswith(short)
 
 
-def test_no_messages(tokenizer: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="messages is empty") as caught:
-        chat_text(tokenizer, [])
+def test_what_templates_get() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    answer = {"role": "assistant", "content": "Hi", "tool_calls": [], "name": None}
+    assert for_template([{"role": "developer", "content": parts}, answer]) == (
+        {"role": "system", "content": "one\ntwo"},
+        {"role": "assistant", "content": "Hi"},
+    )
+
+
+@pytest.mark.parametrize("messages", [[], "hello", HELLO[0], None, 5], ids=str)
+def test_no_messages(messages: Any) -> None:
+    with pytest.raises(RequestError, match="messages is") as caught:
+        for_template(messages)
     assert caught.value.field == "messages"
 
 
 @pytest.mark.parametrize(
-    ("message", "field"),
+    ("message", "field", "text"),
     [
-        ({"content": "x"}, "messages.1.role"),
-        ({"role": "user"}, "messages.1.content"),
-        ({"role": "user", "content": [{"type": "text", "text": "x"}]}, "messages.1.content"),
-        ({"role": 3, "content": "x"}, "messages.1.role"),
-        ("hello", "messages.1"),
+        ({"content": "x"}, "role", "missing"),
+        ({"role": "user"}, "content", "missing"),
+        ({"role": "user", "content": None}, "content", "must be a string"),
+        ({"role": "user", "content": []}, "content", "parts of type 'text'"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "content", "parts of type 'text'"),
+        ({"role": 3, "content": "x"}, "role", "role is int: input should be 'system', 'developer', 'user' or"),
+        ({"role": "usr", "content": "x"}, "role", "role is 'usr': input should be 'system', 'developer', 'user' or"),
+        ({"role": ["user"], "content": "x"}, "role", "role is list"),
+        ({"role": "user", "content": "x", "name": "Al"}, "name", "not supported"),
+        ({"role": "user", "content": "x", "mood": "good"}, "mood", "unknown field"),
+        ("hello", "", "must be an object"),
     ],
+    ids=str,
 )
-def test_a_message_that_is_not_text_is_named(tokenizer: Tokenizer, message: Any, field: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        chat_text(tokenizer, [*HELLO, message])
-    assert caught.value.field == field
+def test_a_wrong_message_is_named(message: Any, field: str, text: str) -> None:
+    with pytest.raises(RequestError, match=text) as caught:
+        for_template([*HELLO, message])
+    assert caught.value.field == f"messages.1.{field}".rstrip(".")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,21 @@ from typing import Any
 from foreword.base.params import FinishReason
 from foreword.cache.identity import ALONE, Tenant
 from foreword.schedule.plan import Usage
+from foreword.text.chat import for_template
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages of `role` and `content`, a prompt by way of the model's chat template."""
+    """Messages of `role` and `content`, a prompt by way of the model's chat template.
+
+    Raises RequestError naming the message and field that is wrong, whichever face it came through.
+    """
 
     messages: Sequence[Mapping[str, Any]]
+    """Kept in the words of chat templates: `developer` is `system`, and content is text."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", for_template(self.messages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

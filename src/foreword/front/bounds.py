@@ -56,6 +56,7 @@ def sampling_of(ask: Ask, prompt_tokens: int, bounds: Bounds) -> Sampling:
         max_tokens = _integer("max_tokens", ask.max_tokens, 1, MAX_TOKENS)
     bounds.limits.check(prompt_tokens, max_tokens)
     _check_stop(ask.stop)
+    _check_bool("ignore_eos", ask.ignore_eos)
     seed = _fresh_seed() if ask.seed is None else _integer("seed", ask.seed, MIN_SEED, MAX_SEED)
     top_k = _integer("top_k", ask.top_k, 0, None)
     return Sampling(
@@ -71,9 +72,8 @@ def sampling_of(ask: Ask, prompt_tokens: int, bounds: Bounds) -> Sampling:
 
 def reach_of(ask: Ask, prompt_tokens: int) -> Reach:
     """How far the request reads and stores. Raises RequestError when its `prefix_length` is past the prompt."""
-    for field, value in (("read", ask.read), ("store", ask.store)):
-        if not isinstance(cast(object, value), bool):
-            raise RequestError(f"{field} is {_shown(value)}; it must be true or false", field=field)
+    for field, value in (("read", ask.read), ("store", ask.store), ("report", ask.report)):
+        _check_bool(field, value)
     length = ask.prefix_length
     if length is not None and _integer("prefix_length", length, 0, None) > prompt_tokens:
         raise RequestError(
@@ -85,12 +85,16 @@ def reach_of(ask: Ask, prompt_tokens: int) -> Reach:
 
 def keep_of(ask: Ask) -> Keep:
     """How long and how dearly the request's blocks are kept. Raises RequestError naming `ttl` or `priority`."""
-    ttl = None if ask.ttl is None else _number("ttl", ask.ttl, 0.0, MAX_TTL_S)
+    priority = None if ask.priority is None else _integer("priority", ask.priority, 0, MAX_PRIORITY)
+    return Keep(ttl_s=ttl_of(ask.ttl), priority=priority)
+
+
+def ttl_of(value: object) -> float | None:
+    """Seconds for which something is kept. Raises RequestError naming `ttl`."""
+    ttl = None if value is None else _number("ttl", value, 0.0, MAX_TTL_S)
     if ttl == 0.0:
-        raise RequestError("ttl is 0; it is a number of seconds above 0 (store: false keeps nothing)", field="ttl")
-    return Keep(
-        ttl_s=ttl, priority=None if ask.priority is None else _integer("priority", ask.priority, 0, MAX_PRIORITY)
-    )
+        raise RequestError("ttl is 0; it is a number of seconds above 0", field="ttl")
+    return ttl
 
 
 def key_of(ask: Ask) -> str:
@@ -107,6 +111,11 @@ def _top_p(value: object) -> float:
     if top_p == 0.0:
         raise RequestError("top_p is 0; it must be above 0 and at most 1", field="top_p")
     return top_p
+
+
+def _check_bool(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{field} is {_shown(value)}; it must be true or false", field=field)
 
 
 def _check_stop(stop: object) -> None:

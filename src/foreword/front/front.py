@@ -120,7 +120,7 @@ def _text_of(prompt: str | Conversation, served: Served) -> tuple[str, bool, str
     if isinstance(prompt, str):
         _check_length(len(prompt), "prompt", served)
         return prompt, True, "prompt"
-    _check_length(sum(len(str(message.get("content", ""))) for message in prompt.messages), "messages", served)
+    _check_length(sum(len(message["content"]) for message in prompt.messages), "messages", served)
     return chat_text(served.tokenizer, prompt.messages), False, "messages"
 
 

@@ -17,7 +17,7 @@ from foreword.cache.view import Node, Walk
 from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer
 from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation
-from foreword.front.bounds import reach_of
+from foreword.front.bounds import reach_of, ttl_of
 from foreword.front.front import Front, ids_of, read_prompt
 from foreword.front.operator import head_ids
 from foreword.front.where import Source, Where, spelled
@@ -83,7 +83,7 @@ class Keeper:
         if not self._engine.state().caching:
             raise RequestError("there is nothing to warm: prefixes are not reused here")
         prompt = ask.prompt
-        if isinstance(prompt, Conversation) and prompt.messages and prompt.messages[-1].get("role") != "user":
+        if isinstance(prompt, Conversation) and prompt.messages[-1]["role"] != "user":
             prompt = head_ids(
                 prompt, self._front.served, caller.tenant
             )  # what conversations begin with, not a whole turn
@@ -94,6 +94,7 @@ class Keeper:
 
         Raises RequestError with the budget when it would be exceeded, NotFound for a block that is not the tenant's.
         """
+        ttl_s = ttl_of(ttl_s)
         hashes = self._own(prefix, tenant)
         until_s = NEVER if ttl_s is None else self._engine.now() + ttl_s
         pinned = self._engine.on_cache(lambda cache: cache.pin(hashes, tenant.name, until_s))

@@ -13,7 +13,7 @@ from foreword.front.ask import Conversation
 from foreword.front.operator import Head, PublicHead
 from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
-from foreword.server.openai.requests import ChatMessage, for_template
+from foreword.server.openai.requests import ChatMessage, turns
 from foreword.server.service import Service, service_of
 from foreword.server.wire import Reply, Text, Wire
 
@@ -42,7 +42,7 @@ class PublicHeadRequest(Wire):
 
     def head(self) -> Head:
         """The same as a value."""
-        return Conversation(for_template(self.messages)) if self.prompt is None and self.messages else self.prompt or ""
+        return Conversation(turns(self.messages)) if self.prompt is None and self.messages else self.prompt or ""
 
 
 class Heads(Reply):

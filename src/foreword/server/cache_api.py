@@ -22,7 +22,7 @@ from foreword.server.delivery import gathered, opened
 from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
 from foreword.server.openai.generation import check_model_name
-from foreword.server.openai.requests import ChatMessage, Ids, for_template
+from foreword.server.openai.requests import ChatMessage, Ids, turns
 from foreword.server.report import left_of, where_of
 from foreword.server.service import Answer, Service, service_of
 from foreword.server.wire import TTL, Keeping, LeftReply, PrefixLength, Reply, Text, WhereReply, Wire
@@ -68,7 +68,7 @@ class Prompted(Wire):
         """The prompt as a value."""
         if self.ids is not None:
             return tuple(self.ids)
-        return Conversation(for_template(self.messages)) if self.messages is not None else self.prompt or ""
+        return Conversation(turns(self.messages)) if self.messages is not None else self.prompt or ""
 
 
 class LookupRequest(Prompted):

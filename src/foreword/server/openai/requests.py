@@ -30,6 +30,7 @@ from foreword.server.wire import (
     Zero,
     only,
 )
+from foreword.text.chat import Role
 
 MAX_PROMPTS = 128
 """Prompts in one completion request at most."""
@@ -149,7 +150,7 @@ class ChatMessage(Wire):
 
     telling: ClassVar[str | None] = "role"
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Role
     """`developer` is OpenAI's newer name for `system` and is treated as such."""
     content: Annotated[
         Annotated[str, Tag("(text)")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("(list)")],
@@ -169,12 +170,9 @@ class ChatMessage(Wire):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """A conversation in the words that chat templates know."""
-    return [
-        {"role": "system" if message.role == "developer" else message.role, "content": message.text()}
-        for message in messages
-    ]
+def turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+    """A conversation as a `Conversation` takes it."""
+    return [{"role": message.role, "content": message.text()} for message in messages]
 
 
 class PlainFormat(Wire):
@@ -217,5 +215,5 @@ class ChatRequest(GenerationRequest):
         return self
 
     def messages_for_template(self) -> list[dict[str, str]]:
-        """The conversation in the words that chat templates know."""
-        return for_template(self.messages)
+        """The conversation as a `Conversation` takes it."""
+        return turns(self.messages)
