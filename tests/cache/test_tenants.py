@@ -10,6 +10,7 @@ from foreword.cache.identity import PUBLIC, Chain, Space, Tenant, root
 from foreword.cache.lease import Lease
 from foreword.cache.policy import next_to_give
 from foreword.cache.prefix_cache import PrefixCache
+from foreword.cache.view import Node, Walk
 
 BLOCK = 4
 PLAIN = Space(root({"weights": "w"}, BLOCK), BLOCK)
@@ -47,6 +48,35 @@ def test_all_tenants_share_the_public_head_and_nothing_beyond() -> None:
     assert hit(cache, Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=BLUE)) == 8
     assert hit(cache, Chain(OPEN, [*HEAD, 1, 2, 3, 4, 5], tenant=RED)) == 12
     assert [red.owner(i) for i in range(3)] == [PUBLIC, PUBLIC, "red"]
+
+
+def test_side_channel_the_tree_does_not_tell_who_else_uses_a_public_head() -> None:
+    cache = PrefixCache(32, BLOCK)
+    longer = Space(PLAIN.root, BLOCK, frozenset(Chain(PLAIN, [*HEAD, *HEAD]).hashes))
+
+    def look(owner: str | None) -> list[Node]:
+        walk = Walk(owner=owner)
+        while cache.look(walk):
+            pass
+        return walk.nodes
+
+    def use(tenant: Tenant, tokens: list[int], now: float) -> Lease:
+        cache.advance(now)
+        chain = Chain(longer, tokens, tenant=tenant)
+        lease = cache.acquire(chain, EVERYTHING)
+        cache.count_hit(lease)
+        assert cache.reserve(lease, lease.matched_tokens, len(chain)) is not None
+        cache.publish(lease, chain, len(chain))
+        return lease
+
+    cache.release(use(BLUE, [*HEAD, *HEAD, 1], 1.0))
+    before, all_before = look("blue"), look(None)
+    holding = use(RED, [*HEAD, 2], 2.0)  # red uses a part of it, and goes on using it
+    assert look("blue") == before
+    assert [(node.hits, node.last_used_s, node.held) for node in before if node.owner == PUBLIC] == [(None, None, None)]
+    assert look(None) != all_before
+    assert any(node.held and node.hits for node in look(None) if node.owner == PUBLIC)
+    cache.release(holding)
 
 
 def test_a_head_that_is_public_only_in_part_is_shared_in_part() -> None:

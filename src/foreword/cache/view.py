@@ -4,8 +4,9 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 
-from foreword.base.ids import BlockHash
+from foreword.base.ids import BlockHash, BlockId
 from foreword.cache.blocks import BlockPool
+from foreword.cache.expiry import NEVER
 from foreword.cache.identity import PUBLIC
 from foreword.cache.index import PrefixIndex
 
@@ -26,11 +27,11 @@ class Node:
     num_blocks: int
     begins: tuple[int, ...]
     """Its first tokens."""
-    hits: int
-    """Requests whose match passed its first block."""
-    last_used_s: float
+    hits: int | None
+    """Requests whose match passed its first block. None, as the next two: others' use of public blocks is not shown."""
+    last_used_s: float | None
     """On the engine's clock; of its first block, which is used at least as often as the others."""
-    held: bool
+    held: bool | None
     """Whether a running request uses it now."""
     pinned: bool
     """Whether its first block is."""
@@ -80,7 +81,7 @@ class Walk:
                 tokens.frombytes(index.content(last).raw)
             num_blocks += 1
             below = self._below(last, index, pool)
-        worth = pool.worth_of(block)
+        worth, hidden = pool.worth_of(block), self._hides(block, pool)
         self.nodes.append(
             Node(
                 name=last,
@@ -88,9 +89,9 @@ class Walk:
                 owner=pool.owner_of(block),
                 num_blocks=num_blocks,
                 begins=tuple(tokens[:_SHOWN_TOKENS]),
-                hits=pool.hits[block],
-                last_used_s=pool.last_used(block),
-                held=pool.is_held(block),
+                hits=None if hidden else pool.hits[block],
+                last_used_s=None if hidden else pool.last_used(block),
+                held=None if hidden else pool.is_held(block),
                 pinned=pool.is_pinned(block),
                 priority=worth.rank,
                 ttl_s=worth.ttl_s,
@@ -105,12 +106,16 @@ class Walk:
         """Whether a block and its only continuation are one run: of one owner, and both pinned or none."""
         one, other = index.blocks([name, below])
         same = pool.owner_of(one) == pool.owner_of(other) and pool.is_pinned(one) == pool.is_pinned(other)
-        return same and pool.hits[one] == pool.hits[other]
+        return same and (self._hides(one, pool) or pool.hits[one] == pool.hits[other])
+
+    def _hides(self, block: BlockId, pool: BlockPool) -> bool:
+        """Whether the use of a block, and with it the order among such blocks, is not this view's to show."""
+        return self._owner not in (None, PUBLIC) and pool.owner_of(block) == PUBLIC
 
     def _below(self, name: BlockHash, index: PrefixIndex, pool: BlockPool) -> list[BlockHash]:
         """What continues a block, the most lately used first; under a tenant's eyes only what is its own or public."""
-        found = [(pool.last_used(block), child) for child, block in index.continued(name)]
-        if self._owner is not None:
-            seen = {self._owner, PUBLIC}
-            found = [one for one in found if pool.owner_of(index.blocks([one[1]])[0]) in seen]
+        found: list[tuple[float, BlockHash]] = []
+        for child, block in index.continued(name):
+            if self._owner is None or pool.owner_of(block) in (self._owner, PUBLIC):
+                found.append((NEVER if self._hides(block, pool) else pool.last_used(block), child))
         return [child for _, child in sorted(found, reverse=True)]

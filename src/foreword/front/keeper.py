@@ -45,8 +45,8 @@ class Sight:
     node: Node
     text: str
     """How it begins."""
-    idle_s: float
-    """Seconds since its last use."""
+    idle_s: float | None
+    """Seconds since its last use; None where that is not shown."""
 
 
 class Keeper:
@@ -140,7 +140,8 @@ class Keeper:
         while self._engine.on_cache(lambda cache: cache.look(walk)):
             pass
         vocabulary, now = self._front.served.tokenizer.vocabulary, self._engine.now()
-        sights = (Sight(n, spelled(vocabulary, n.begins), max(0.0, now - n.last_used_s)) for n in walk.nodes)
+        idle = (None if n.last_used_s is None else max(0.0, now - n.last_used_s) for n in walk.nodes)
+        sights = (Sight(n, spelled(vocabulary, n.begins), s) for n, s in zip(walk.nodes, idle, strict=True))
         return tuple(sights), walk.more
 
     def _own(self, prefix: Prefix, tenant: Tenant) -> tuple[BlockHash, ...]:

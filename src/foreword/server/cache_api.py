@@ -186,11 +186,13 @@ class NodeReply(Reply):
     tokens: int
     text: str
     """How it begins."""
-    hits: int
-    """Requests whose match passed here."""
-    idle_s: float
+    hits: int | None
+    """Requests whose match passed here. null, as the next two, where a tenant looks at public blocks: who else uses
+    them, and when, is not its business."""
+    idle_s: float | None
     """Seconds since its last use."""
-    held: bool
+    held: bool | None
+    """Whether a running request uses it now."""
     pinned: bool
     priority: int
     ttl: float | None
