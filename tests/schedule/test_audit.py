@@ -5,7 +5,7 @@ import math
 import pytest
 
 from foreword.base.ids import RequestId
-from foreword.base.params import Sampling
+from foreword.base.params import EVERYTHING, Reach, Sampling
 from foreword.cache.identity import Chain, Space, root
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.engine.engine import Engine
@@ -79,7 +79,7 @@ def test_a_planted_wrong_block_is_found_and_quarantined() -> None:
     house.spoil(1)
     assert house.ask([*HEAD, 2])[0] != answer([*HEAD, 2], 3)  # the harm that an audit is for
     compared, wrong = counts(house.audit())
-    assert (compared, wrong) == (3, 1)
+    assert (compared, wrong) == (2, 1)  # no more is looked at: all behind it goes
     tokens, cached = house.ask([*HEAD, 2])
     assert cached == 4  # the block before the wrong one is still good
     assert tokens == answer([*HEAD, 2], 3)
@@ -101,10 +101,11 @@ def test_work_comes_first_and_finds_nothing_held() -> None:
     house.ask([*HEAD, 2])
     outcome = house.engine.step()
     assert outcome is not None
-    assert house.cache.state().held == 2  # half of the prompt is recomputed
+    assert outcome.stats.blocks_audited == 2  # of three; they stay held for the next piece
+    assert house.cache.state().held == 3
     assert house.ask([*HEAD, 3]) == (answer([*HEAD, 3], 3), 12)
     assert house.cache.state().held == 0
-    assert counts(house.audit())[0] >= 3
+    assert counts(house.audit())[0] == 1 + 3  # the rest, and the hit just now
     assert house.cache.state().held == 0
 
 
@@ -113,9 +114,40 @@ def test_an_audit_never_stands_in_the_way_of_a_request_that_needs_the_room() -> 
     house.ask([*HEAD, 1])
     house.ask([*HEAD, 2])
     assert house.engine.step() is not None
-    assert house.cache.state().held == 2
+    assert house.cache.state().held == 3
     prompt = [6, 5] * 14  # with its answer it takes the whole pool
     assert house.ask(prompt)[0] == answer(prompt, 3)
+
+
+def test_a_full_pool_is_audited_and_loses_one_block() -> None:
+    house = House(blocks=8)
+    house.ask([7] * 18)  # five blocks
+    house.ask([*HEAD, 0])  # three and a part
+    house.ask([*HEAD, 0])
+    house.ask([6, 6, 6, 6, 6, 1])  # two blocks, and no part is left over
+    before = {name for name, _ in house.cache._index}
+    assert house.cache.state().free == 0
+    assert counts(house.audit()) == (3, 0)
+    after = {name for name, _ in house.cache._index}
+    assert after <= before
+    assert len(before - after) == 1
+    assert set(Chain(SPACE, HEAD).hashes) <= after
+    assert house.cache.departures["expired"] == 0
+
+
+def test_nothing_that_an_audit_computes_is_published() -> None:
+    house = House()
+    house.ask([*HEAD, 1])
+    count = len(house.cache._index)
+    chain = Chain(SPACE, [*HEAD, 2, 2, 2, 2, 2, 2])
+    keep_none = Submission(
+        id=RequestId("x"), chain=chain, sampling=Sampling(max_tokens=3), arrival_s=0, reach=Reach(store_tokens=0)
+    )
+    house.engine.scheduler.add(keep_none)
+    assert counts(house.audit()) == (3, 0)
+    assert len(house.cache._index) == count
+    explanation = house.cache.explain(chain, EVERYTHING, 12)
+    assert (explanation.reason, explanation.left) == ("not_stored", None)
 
 
 def test_what_was_flushed_is_not_audited() -> None:

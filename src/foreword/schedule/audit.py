@@ -1,33 +1,34 @@
 """Auditor: recomputes a share of what was reused, when there is nothing else to do, and compares block by block.
 
 note     a request that reused something has ended; every so often its prompt is remembered
-plan     compute the next piece of a remembered prompt, cold, into blocks of its own
-commit   where a block is published already, the cache holds it beside ours: those pairs are compared
+plan     compute the next few of its published blocks again, behind the published ones before them
+commit   those pairs, ours and the published one, are compared
 judge    a pair that differs takes its prefix out of the cache
-rest     somebody has work: give all back and begin again later
+rest     somebody has work: give all back and go on later
+
+The first block is computed from nothing, and each later one from blocks that are found right by then: together that is
+the whole prompt recomputed cold. It takes few blocks at a time, free ones where there are any, so that a full pool is
+audited too and loses one block for it. Nothing that an audit computes is ever published.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
-from foreword.base.ids import BlockHash, RequestId
-from foreword.base.params import Keep, Reach
+from foreword.base.ids import RequestId
+from foreword.base.params import EVERYTHING, Reach
 from foreword.cache.identity import Chain
 from foreword.cache.lease import Lease
 from foreword.cache.orders import Compare
 from foreword.cache.prefix_cache import PrefixCache
-from foreword.schedule.budget import grant
 from foreword.schedule.plan import Chunk, Plan
 
 AUDIT = RequestId("audit")
 _REMEMBERED = 16
-_FOR_NOTHING = Keep(ttl_s=0, priority=0)
-"""An audit makes nothing dearer, and what it computes of what has left meanwhile goes again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an audit of one prompt found, in blocks."""
+    """What one piece of an audit found, in blocks."""
 
     num_compared: int
     num_mismatched: int
@@ -36,9 +37,9 @@ class Verdict:
 
 
 class Auditor:
-    """Owns the prompts to recompute and at most one lease. Used by the engine's thread between steps only."""
+    """Owns the prompts to recompute and at most two leases. Used by the engine's thread between steps only."""
 
-    __slots__ = ("_cache", "_computed", "_due", "_lease", "_max_tokens", "_prompts", "_share", "_tolerance")
+    __slots__ = ("_cache", "_done", "_due", "_max_tokens", "_prompts", "_published", "_scratch", "_share", "_tolerance")
 
     def __init__(self, cache: PrefixCache, *, share: float, tolerance: float, max_tokens: int) -> None:
         """`share` of hits is audited, 0..1; a relative error above `tolerance` is a mismatch (0: every bit counts)."""
@@ -49,8 +50,12 @@ class Auditor:
         self._prompts: deque[tuple[int, Chain]] = deque(maxlen=_REMEMBERED)
         # With the cache's generation at the time: what was flushed or reloaded since is none of ours.
         self._due = 0.0
-        self._lease: Lease | None = None
-        self._computed = 0
+        self._done = 0
+        """Leading blocks of the prompt at hand that were compared."""
+        self._published: Lease | None = None
+        """Holds what is to be compared, so that nothing evicts it meanwhile."""
+        self._scratch: Lease | None = None
+        """The blocks before the piece at hand, and the piece computed again."""
 
     @property
     def busy(self) -> bool:
@@ -70,54 +75,54 @@ class Auditor:
             self.give_up()
         if not self._prompts:
             return None
-        chain, size = self._prompts[0][1], self._cache.block_size
-        whole = len(chain) // size * size
-        if self._lease is None:
-            self._lease = self._cache.acquire(chain, Reach(read=False), _FOR_NOTHING)
-            self._computed = 0
-        tokens = grant(self._computed, whole - self._computed, self._max_tokens, size)
-        end = self._computed + tokens
-        if not tokens or self._cache.reserve(self._lease, self._computed, end) is None:
+        cache, chain, size, done = self._cache, self._prompts[0][1], self._cache.block_size, self._done
+        if self._published is None:
+            self._published = cache.acquire(chain, EVERYTHING)
+        left = self._published.matched_tokens // size - done
+        num = min(left, max(1, min(self._max_tokens // size, cache.state().free)))
+        if num < 1:
             self.give_up()
             return None
-        ids = tuple(chain.tokens[self._computed : end])
-        return Plan(-1, (Chunk(AUDIT, self._computed, ids, self._lease.blocks, None),))
+        start, end = done * size, (done + num) * size
+        self._scratch = cache.acquire(chain, Reach(read_tokens=start))
+        if cache.reserve(self._scratch, start, end) is None:
+            self.give_up()
+            return None
+        return Plan(-1, (Chunk(AUDIT, start, tuple(chain.tokens[start:end]), self._scratch.blocks, None),))
 
     def commit(self, plan: Plan) -> tuple[Compare, ...]:
-        """Believe a piece; the pairs to compare once the whole prompt is there, none before."""
-        chain, lease = self._prompts[0][1], self._lease
-        if lease is None:
+        """Believe a piece; the pairs to compare."""
+        ours, published, size = self._scratch, self._published, self._cache.block_size
+        if ours is None or published is None:
             return ()
-        self._computed = plan.chunks[0].end
-        if self._computed < len(chain) // self._cache.block_size * self._cache.block_size:
-            return ()
-        self._cache.publish(lease, chain, self._computed)
-        return tuple(Compare(lease.blocks[i], block) for i, block in sorted(lease.shadows.items()))
+        piece = range(plan.chunks[0].start // size, plan.chunks[0].end // size)
+        return tuple(Compare(ours.blocks[i], published.blocks[i]) for i in piece)
 
     def judge(self, pairs: tuple[Compare, ...], errors: tuple[float, ...]) -> Verdict:
-        """Take out of the cache what differs, with all that continues it, and forget the prompt."""
-        chain, lease = self._prompts[0][1], self._lease
-        wrong = list[BlockHash]()
-        if lease is not None:
-            at = {block: i for i, block in lease.shadows.items()}
-            # Not "error > tolerance": a NaN must count as wrong.
-            wrong = [
-                chain.hashes[at[pair.published]]
-                for pair, error in zip(pairs, errors, strict=True)
-                if not error <= self._tolerance
-            ]
-        self.give_up()
+        """Take out of the cache what differs, with all that continues it; else go on behind these pairs."""
+        chain, first = self._prompts[0][1], self._done
+        # Not "error > tolerance": a NaN must count as wrong.
+        wrong = [first + i for i, error in enumerate(errors) if not error <= self._tolerance]
+        self._done += len(pairs)
+        if self._scratch is not None:
+            self._cache.release(self._scratch)
+            self._scratch = None
         if wrong:
-            self._cache.quarantine(wrong[0])
+            self.give_up()
+            self._cache.quarantine(chain.hashes[wrong[0]])
+        elif self._published is None or self._done >= self._published.matched_tokens // self._cache.block_size:
+            self.give_up()
         return Verdict(len(pairs), len(wrong), max(errors, default=0.0))
 
     def rest(self) -> None:
-        """Hold nothing; the prompt at hand is begun again when there is time."""
-        if self._lease is not None:
-            self._cache.release(self._lease)
-            self._lease = None
+        """Hold nothing; the prompt at hand goes on when there is time."""
+        for lease in (self._scratch, self._published):
+            if lease is not None:
+                self._cache.release(lease)
+        self._scratch = self._published = None
 
     def give_up(self) -> None:
         """Drop the prompt at hand."""
         self.rest()
         self._prompts.popleft()
+        self._done = 0
