@@ -47,6 +47,12 @@ def test_add_list_revoke(cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path:
     assert KeyFile(path).keys.find(blue) is None
     assert cli("keys", "revoke", "--file", str(path), other.id) == 2
     assert f"there is no key {other.id}" in capsys.readouterr().err
+    for secret in (red, blue):
+        assert cli("keys", "revoke", "--file", str(path), secret) == 2
+        told = "".join(capsys.readouterr())
+        assert secret not in told
+        assert found.id in told
+    assert KeyFile(path).keys.find(red) == found
 
 
 @pytest.mark.parametrize(

@@ -143,3 +143,15 @@ def test_a_head_that_the_new_model_cannot_read_is_dropped(
     operator.reload()
     assert [public.head for public in operator.heads] == [HEAD]
     assert "public no longer" in caplog.text
+
+
+def test_what_is_public_needs_no_pin(front: Front, engine: PlayedEngine, operator: Operator) -> None:
+    keeper, ids = Keeper(front, engine), front.tokenizer.encode(HEAD)
+    operator.mark(HEAD)
+    block = max(front.served.space.public)
+    for prefix in (HEAD, tuple(ids), block):
+        for verb in (keeper.pin, keeper.unpin, keeper.flush):
+            with pytest.raises(RequestError, match=r"public: .*it needs no pin"):
+                verb(prefix, RED)
+    with pytest.raises(RequestError, match="has 1 tokens; it must fill a block of 4"):
+        keeper.pin((1,), RED)

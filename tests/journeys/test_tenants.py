@@ -202,6 +202,10 @@ def test_isolation_a_public_head_is_shared_and_nothing_beyond_it(guarded: House)
         other = "Is there a boat to the island tonight, and does the porter know when the last taxi leaves?"
         tails = [ask(who, HEAD + other)["cached_tokens"] for who in (guarded.blue, guarded.red)]
         assert [tail // BLOCK for tail in tails] == [blocks] * 2
+        tree = guarded.red.get("/v1/cache/tree").json()["nodes"]
+        top = next(node["block"] for node in tree if node["owner"] == "public")
+        below = guarded.red.get(f"/v1/cache/tree?start={top}").json()["nodes"]
+        assert {node["owner"] for node in below} == {"red"}
     finally:
         gone = guarded.boss.post("/v1/cache/public", {"prompt": HEAD, "remove": True}).json()
     assert gone["dropped"] >= blocks

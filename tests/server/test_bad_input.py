@@ -73,7 +73,9 @@ COMMON: list[tuple[dict[str, Any], int, str, str]] = [
     ({"cache": {"store": "no"}}, 422, "cache.store", "valid boolean"),
     ({"cache": {"prefix_length": -1}}, 422, "cache.prefix_length", "greater than or equal to 0"),
     ({"cache": {"prefix_length": 9999}}, 422, "cache.prefix_length", "a prefix cannot be longer"),
-    ({"cache": True}, 422, "cache", "cache is true"),
+    ({"cache": True}, 422, "cache", 'cache is true: it must be an object such as {"report": true}'),
+    ({"cache": [1]}, 422, "cache", "cache is a list: it must be an object such as"),
+    ({"stream": True, "stream_options": 1}, 400, "stream_options", "object such as {"),
 ]
 
 
@@ -131,7 +133,8 @@ async def test_completions(
     [
         ({"messages": []}, 400, "messages", "messages is empty: give at least 1 item"),
         ({"messages": "hi"}, 400, "messages", "valid list"),
-        ({"messages": [5]}, 400, "messages.0", "valid"),
+        ({"messages": [5]}, 400, "messages.0", 'it must be an object such as {"role": "user"'),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, 400, "messages.0.content.0", 'such as {"type": "text"'),
         ({"messages": [{"role": "user"}]}, 400, "messages.0.content", "missing"),
         ({"messages": [{"role": "assistant", "content": None}]}, 400, "messages.0.content", "null"),
         (
@@ -233,6 +236,8 @@ async def test_broken_json(client: httpx.AsyncClient, url: str, body: bytes) -> 
 async def test_json_that_is_no_object(client: httpx.AsyncClient, body: bytes) -> None:
     status, error = await refused(client, COMPLETIONS, body)
     assert (status, error["param"]) == (400, None)
+    assert "it must be an object" in error["message"]
+    assert "Request" not in error["message"]
 
 
 async def test_one_error_for_many_wrong_things(client: httpx.AsyncClient) -> None:

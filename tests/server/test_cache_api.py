@@ -40,7 +40,14 @@ async def test_warm_takes_every_form_of_a_prompt(client: httpx.AsyncClient, worl
 
 async def test_pin_unpin_and_flush(client: httpx.AsyncClient, world: World) -> None:
     reply = (await client.post("/v1/cache/pin", json={"block": BLOCK, "ttl": 5})).json()
-    assert reply == {"object": "cache.pinned", "blocks": 2, "cached": 1, "pinned": 2, "budget": 25}
+    assert reply == {
+        "object": "cache.pinned",
+        "tenant": ALONE.name,
+        "blocks": 2,
+        "cached": 1,
+        "pinned": 2,
+        "budget": 25,
+    }
     assert (await client.post("/v1/cache/unpin", json={"prompt": "a head"})).json()["unpinned"] == 2
     for body in ({"prompt": "a head"}, {}, {"model": "tiny"}):
         reply = (await client.post("/v1/cache/flush", json=body)).json()
@@ -90,17 +97,19 @@ async def test_tree(client: httpx.AsyncClient, world: World) -> None:
 @pytest.mark.parametrize(
     ("verb", "body", "told"),
     [
-        ("lookup", {}, (400, "messages", "give one of prompt, ids, messages")),
-        ("lookup", {"prompt": "a", "ids": [1]}, (400, "ids", "give one of")),
+        ("lookup", {}, (400, None, "give one of prompt, ids, messages")),
+        ("lookup", {"prompt": "a", "ids": [1]}, (400, "ids", "ids: prompt and ids are given; give only one of")),
         ("lookup", {"promt": "a"}, (422, "promt", "did you mean 'prompt'?")),
         ("warm", {"prompt": "a", "prioritty": 3}, (422, "prioritty", "did you mean 'priority'?")),
         ("warm", {"prompt": "a", "ttl": 0}, (400, "ttl", "greater than 0")),
         ("warm", {"prompt": "a", "block": BLOCK}, (422, "block", "known are")),
         ("pin", {"prompt": "too much"}, (400, "prompt", "25 may be")),
-        ("pin", {"block": "12"}, (400, "block", "pattern")),
+        ("pin", {}, (400, None, "give one of prompt, ids, messages, block")),
+        ("pin", {"block": "12"}, (400, "block", "block is '12': a block is 64 hex digits, as GET /v1/cache/tree")),
+        ("unpin", {"block": "00" * 32 + "\n"}, (400, "block", "64 hex digits")),
         ("pin", {"prompt": "a", "ttl": -1}, (400, "ttl", "greater than 0")),
         ("unpin", {"prompt": "a", "ttl": 1}, (422, "ttl", "known are")),
-        ("flush", {"prompt": "a", "block": BLOCK}, (400, "block", "give at most one of")),
+        ("flush", {"prompt": "a", "block": BLOCK}, (400, "block", "give only one of")),
         ("flush", {"block": "00" * 32}, (404, "block", "no such block")),
         ("flush", {"model": "other"}, (404, "model", "does not exist here")),
         ("flush", {"tenant": "nobody"}, (404, "tenant", "no such tenant")),

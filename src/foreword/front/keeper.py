@@ -25,6 +25,8 @@ from foreword.front.where import Source, Where, spelled
 Prefix = str | tuple[int, ...] | Conversation | BlockHash
 """Text, token ids, messages that conversations begin with, or a block of the tree."""
 
+_PUBLIC = "evicted for nobody, so it needs no pin, and stays until its head is shared no longer"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -134,7 +136,7 @@ class Keeper:
 
         Between two steps at a time it looks at a thousand blocks or so. Raises NotFound for a `start` that is unknown.
         """
-        if start is not None and tenant is not None:
+        if start is not None and tenant is not None and start not in self._front.served.space.public:
             self._own(start, tenant)
         walk = Walk(owner=None if tenant is None else tenant.name, start=start, limit=limit)
         while self._engine.on_cache(lambda cache: cache.look(walk)):
@@ -148,6 +150,8 @@ class Keeper:
         """The blocks of a prefix that are the tenant's, at least one."""
         if isinstance(prefix, bytes):
             name = BlockHash(prefix)
+            if name in self._front.served.space.public:
+                raise RequestError(f"this block is public: it is {_PUBLIC}", field="block")
             hashes = self._engine.on_cache(lambda cache: cache.path(name, tenant.name))
             if not hashes:
                 raise NotFound("there is no such block", field="block")
@@ -156,11 +160,10 @@ class Keeper:
         ids = prefix if isinstance(prefix, tuple) else head_ids(prefix, served, tenant)
         chain = Chain(served.space, ids_of(ids, served), tenant=tenant)
         if len(chain.hashes) <= chain.first_private:
-            public = f", of which {chain.first_private} blocks are public and stay as they are" * bool(
-                chain.first_private
-            )
             raise RequestError(
-                f"the prefix has {len(chain)} tokens{public}; it must fill a block of {chain.block_size} of its own",
+                f"the prefix has {len(chain)} tokens, and its {chain.first_private} full blocks are public: {_PUBLIC}"
+                if chain.first_private
+                else f"the prefix has {len(chain)} tokens; it must fill a block of {chain.block_size}",
                 field=_field(prefix),
             )
         return tuple(chain.hashes[chain.first_private :])

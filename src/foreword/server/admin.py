@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import anyio.to_thread
 from fastapi import Request
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from foreword.base.errors import Unavailable
 from foreword.front.ask import Conversation
@@ -15,7 +14,7 @@ from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
 from foreword.server.openai.requests import ChatMessage, turns
 from foreword.server.service import Service, service_of
-from foreword.server.wire import Reply, Text, Wire
+from foreword.server.wire import Reply, Text, Wire, check_one
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +35,7 @@ class PublicHeadRequest(Wire):
 
     @model_validator(mode="after")
     def _check_one(self) -> "PublicHeadRequest":
-        if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("field_pair", "give either this or messages", {"name": "prompt"})
+        check_one(self, ("prompt", "messages"))
         return self
 
     def head(self) -> Head:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from foreword.base.errors import ForewordError
-from foreword.server import admin, cache_api, chat, errors, state
+from foreword.server import admin, cache_api, chat, errors, paths, state
 from foreword.server.auth import Authentication, admin_only
 from foreword.server.delivery import ClientGone
 from foreword.server.intake import BodyLimit
@@ -45,6 +45,7 @@ def create_app(service: Service) -> FastAPI:
         summary="Hugging Face models behind an OpenAI-compatible API; no prompt prefix is computed twice.",
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(paths.known_query)],
     )
     app.state.service = service
     app.state.started = int(time.time())
@@ -69,7 +70,7 @@ def create_app(service: Service) -> FastAPI:
 def _add_error_forms(app: FastAPI) -> None:
     app.add_exception_handler(errors.Refused, errors.answer_refused)
     app.add_exception_handler(ForewordError, errors.answer_foreword)
-    app.add_exception_handler(HTTPException, errors.answer_http)
+    app.add_exception_handler(HTTPException, paths.answer_http)
     app.add_exception_handler(RequestValidationError, errors.answer_query)
     app.add_exception_handler(Exception, errors.answer_unexpected)
     app.add_exception_handler(ClientGone, _answer_nobody)

@@ -4,12 +4,13 @@ A tenant looks up, warms, flushes and sees what is its own; an admin key does it
 another tenant's nobody learns even that it is there.
 """
 
+import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import anyio.to_thread
 from fastapi import Query, Request
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from foreword.base.ids import BlockHash
@@ -25,11 +26,19 @@ from foreword.server.openai.generation import check_model_name
 from foreword.server.openai.requests import ChatMessage, Ids, turns
 from foreword.server.report import left_of, where_of
 from foreword.server.service import Answer, Service, service_of
-from foreword.server.wire import TTL, Keeping, LeftReply, PrefixLength, Reply, Text, WhereReply, Wire
+from foreword.server.wire import TTL, Keeping, LeftReply, PrefixLength, Reply, Text, WhereReply, Wire, check_one
 
 ResultT = TypeVar("ResultT")
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-Block = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _check_block(value: str) -> str:
+    if re.fullmatch("[0-9a-f]{64}", value) is None:
+        raise PydanticCustomError("block", "a block is 64 hex digits, as GET /v1/cache/tree shows them")
+    return value
+
+
+Block = Annotated[str, AfterValidator(_check_block)]
 TenantName = Annotated[str, Field(min_length=1, max_length=256)]
 
 MAX_NODES = 1_000
@@ -48,17 +57,13 @@ class Prompted(Wire):
     tenant: TenantName | None = None
     """Whose; another than one's own needs an admin key."""
 
+    needed: ClassVar[bool] = True
+    """Whether one must be given."""
+
     @model_validator(mode="after")
     def _check_one(self) -> "Prompted":
-        if len(self._given()) != 1:
-            raise PydanticCustomError("field_pair", "give one of {names}", self._names())
+        check_one(self, self._choices(), needed=self.needed)
         return self
-
-    def _given(self) -> list[str]:
-        return [name for name in self._choices() if getattr(self, name) is not None]
-
-    def _names(self) -> dict[str, Any]:
-        return {"name": (self._given() or self._choices())[-1], "names": ", ".join(self._choices())}
 
     @classmethod
     def _choices(cls) -> list[str]:
@@ -107,14 +112,10 @@ class PinRequest(PrefixRequest):
 class FlushRequest(PrefixRequest):
     """`POST /v1/cache/flush`: without any field, all that the key may forget."""
 
+    needed: ClassVar[bool] = False
+
     model: str | None = None
     """One of `GET /v1/models`."""
-
-    @model_validator(mode="after")
-    def _check_one(self) -> "FlushRequest":
-        if len(self._given()) > 1:
-            raise PydanticCustomError("field_pair", "give at most one of {names}", self._names())
-        return self
 
 
 class LookupReply(Reply):
@@ -147,6 +148,8 @@ class PinReply(Reply):
     """What is pinned now, in blocks."""
 
     object: Literal["cache.pinned"] = "cache.pinned"
+    tenant: str
+    """In whose namespace; "" on a server without keys."""
     blocks: int
     """Of the prefix."""
     cached: int
@@ -161,6 +164,8 @@ class UnpinReply(Reply):
     """What is pinned no longer, in blocks."""
 
     object: Literal["cache.unpinned"] = "cache.unpinned"
+    tenant: str
+    """In whose namespace; "" on a server without keys."""
     unpinned: int
     """Less than the prefix has where another pin covers a part."""
 
@@ -252,7 +257,13 @@ async def pin(request: Request) -> PinReply:
     form = await read(request, PinRequest)
     tenant = _whose(request, form.tenant)
     pinned = await _run(lambda: service.keeper.pin(form.prefix(), tenant, form.ttl))
-    return PinReply(blocks=pinned.num_blocks, cached=pinned.num_cached, pinned=pinned.num_pinned, budget=pinned.budget)
+    return PinReply(
+        tenant=tenant.name,
+        blocks=pinned.num_blocks,
+        cached=pinned.num_cached,
+        pinned=pinned.num_pinned,
+        budget=pinned.budget,
+    )
 
 
 async def unpin(request: Request) -> UnpinReply:
@@ -260,7 +271,8 @@ async def unpin(request: Request) -> UnpinReply:
     service = service_of(request)
     form = await read(request, PrefixRequest)
     tenant = _whose(request, form.tenant)
-    return UnpinReply(unpinned=await _run(lambda: service.keeper.unpin(form.prefix(), tenant)))
+    unpinned = await _run(lambda: service.keeper.unpin(form.prefix(), tenant))
+    return UnpinReply(tenant=tenant.name, unpinned=unpinned)
 
 
 async def flush(request: Request) -> FlushReply:

@@ -21,7 +21,6 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 
 from foreword.base.errors import CapacityError, ForewordError, NotFound, RequestError, StepFailed, Unavailable
 from foreword.server.wire import ErrorDetail, ErrorReply
@@ -98,6 +97,10 @@ def refusal_of_validation(error: ValidationError) -> Refusal:
         field = ".".join([*path, context["name"]])
         return Refusal(status=400, message=f"{field}: {first['msg']}", code="invalid_value", field=field)
     field = ".".join(path) or None
+    if kind == "none_given":
+        return Refusal(
+            status=400, message=": ".join([*filter(None, [".".join(path)]), first["msg"]]), code="missing_field"
+        )
     if kind == "missing":
         return Refusal(status=400, message=f"{field} is missing", code="missing_field", field=field)
     code = kind if kind == "unsupported_value" else "invalid_value"
@@ -118,25 +121,14 @@ async def answer_refused(request: Request, error: Exception) -> JSONResponse:
     """Answer a refusal that a route raised."""
     if not isinstance(error, Refused):
         raise TypeError(f"not a refusal: {error!r}")
-    return _count(request, error.refusal)
+    return counted(request, error.refusal)
 
 
 async def answer_foreword(request: Request, error: Exception) -> JSONResponse:
     """Answer one of our own errors."""
     if not isinstance(error, ForewordError):
         raise TypeError(f"not one of ours: {error!r}")
-    return _count(request, refusal_of(error))
-
-
-async def answer_http(request: Request, error: Exception) -> JSONResponse:
-    """Answer what the web framework refuses by itself: no such path, no such method."""
-    if not isinstance(error, HTTPException):
-        raise TypeError(f"not an HTTP error: {error!r}")
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_").replace("-", "_")
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    response = _count(request, Refusal(status=error.status_code, message=message, code=code))
-    response.headers.update(error.headers or {})
-    return response
+    return counted(request, refusal_of(error))
 
 
 async def answer_query(request: Request, error: Exception) -> JSONResponse:
@@ -146,13 +138,13 @@ async def answer_query(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"][1:])
     message = f"{field} is {_shown(first['input'])}: {_lower(first['msg'])}"
-    return _count(request, Refusal(status=422, message=message, code="invalid_value", field=field))
+    return counted(request, Refusal(status=422, message=message, code="invalid_value", field=field))
 
 
 async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
     """Answer a fault of ours; what it was stays in the log."""
     del error
-    return _count(request, INTERNAL)
+    return counted(request, INTERNAL)
 
 
 INTERNAL = Refusal(status=500, message="The server failed on this request; its log says why.", code="internal_error")
@@ -176,7 +168,8 @@ def with_status(refusal: Refusal, status: int) -> Refusal:
     return replace(refusal, status=status)
 
 
-def _count(request: Request, refusal: Refusal) -> JSONResponse:
+def counted(request: Request, refusal: Refusal) -> JSONResponse:
+    """The response, once it is in the metrics."""
     request.app.state.service.metrics.count_refusal(refusal.status)
     return refusal.response()
 

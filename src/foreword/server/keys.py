@@ -91,8 +91,11 @@ class Keys:
         """Without the key of this id; with its last key a tenant goes as well. Raises ConfigError."""
         left = tuple(key for key in self.keys if key.id != name)
         if len(left) == len(self.keys):
+            if (whole := self.find(name)) is not None:  # a secret: it is not written anywhere
+                raise ConfigError(f"this is a whole key; name it by its id, {whole.id}")
             known = ", ".join(key.id for key in self.keys) or "none"
-            raise ConfigError(f"there is no key {name}; there are: {known}")
+            shown = name if re.fullmatch(f"[0-9a-f]{{1,{ID_LENGTH}}}", name) else "with that id"
+            raise ConfigError(f"there is no key {shown}; there are: {known}")
         named = {key.tenant for key in left}
         return Keys(tenants={tenant: quota for tenant, quota in self.tenants.items() if tenant in named}, keys=left)
 

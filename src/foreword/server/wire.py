@@ -4,7 +4,7 @@ Reading is strict twice over: a field that is not known is refused by name, and 
 instead of being bent into shape. Nothing that a caller wrote is silently ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
@@ -41,13 +41,16 @@ class Wire(BaseModel):
     the fields that belong to that kind."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Fields that are looked for here, and where to go with them."""
+    example: ClassVar[str | None] = None
+    """What to send, for somebody who sent no object."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:
         # One error for the first unknown name, not one for each: a body may hold millions of them.
         if not isinstance(data, dict):
-            return data
+            such = "" if cls.example is None else f" such as {cls.example}"
+            raise PydanticCustomError("no_object", "it must be an object{such}", {"such": such})
         given = cast(dict[str, Any], data)
         known = cls.model_fields
         for name in given:
@@ -75,13 +78,27 @@ class Reply(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-def _unknown(name: str, known: list[str], hint: str | None) -> PydanticCustomError:
+def hint(name: str, known: Sequence[str]) -> str:
+    """What to say about a name that is not known: the one that was probably meant, or which there are."""
     close = get_close_matches(name, known, n=1, cutoff=_ALIKE if len(known) > _FEW else _ALIKE_OF_FEW)
-    if hint is None and close:
-        hint = f"did you mean '{close[0]}'?"
-    if hint is None:
-        hint = f"known are {', '.join(known)}" if len(known) <= _FEW else "GET /openapi.json has all that are known"
-    return PydanticCustomError("unknown_field", "unknown field; {hint}", {"name": name, "hint": hint})
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"known are {', '.join(known)}" if len(known) <= _FEW else "GET /openapi.json has all that are known"
+
+
+def _unknown(name: str, known: list[str], elsewhere: str | None) -> PydanticCustomError:
+    context = {"name": name, "hint": elsewhere or hint(name, known)}
+    return PydanticCustomError("unknown_field", "unknown field; {hint}", context)
+
+
+def check_one(form: Wire, names: Sequence[str], *, needed: bool = True) -> None:
+    """Of these fields one is given, or none where none is `needed`. Raises PydanticCustomError."""
+    given = [name for name in names if getattr(form, name) is not None]
+    if len(given) > 1:
+        context = {"name": given[-1], "given": " and ".join(given), "names": ", ".join(names)}
+        raise PydanticCustomError("field_pair", "{given} are given; give only one of {names}", context)
+    if needed and not given:
+        raise PydanticCustomError("none_given", "give one of {names}", {"names": ", ".join(names)})
 
 
 def only(neutral: str) -> WrapValidator:
@@ -138,6 +155,8 @@ class Keeping(Wire):
 
 class CacheWish(Keeping):
     """What a request asks of the cache."""
+
+    example: ClassVar[str | None] = '{"report": true}'
 
     report: bool = False
     """Send the `cache` object with the answer."""

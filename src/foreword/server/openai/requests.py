@@ -73,6 +73,8 @@ Stop = Annotated[
 class StreamOptions(Wire):
     """How a stream ends."""
 
+    example: ClassVar[str | None] = '{"include_usage": true}'
+
     include_usage: bool | None = None
     """Send one more chunk with `choices: []` and the usage."""
     include_obfuscation: No = None
@@ -140,6 +142,7 @@ class TextPart(Wire):
     """A piece of a message's text."""
 
     telling: ClassVar[str | None] = "type"
+    example: ClassVar[str | None] = '{"type": "text", "text": "..."}'
 
     type: Literal["text"]
     text: str
@@ -149,6 +152,7 @@ class ChatMessage(Wire):
     """One turn of the conversation; the fields that only an assistant's turn has may come back as we sent them."""
 
     telling: ClassVar[str | None] = "role"
+    example: ClassVar[str | None] = '{"role": "user", "content": "..."}'
 
     role: Role
     """`developer` is OpenAI's newer name for `system` and is treated as such."""
