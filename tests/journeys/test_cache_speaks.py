@@ -62,7 +62,7 @@ def test_lifetimes_priorities_and_labels_are_taken_and_slips_are_refused(server:
         refused = server.post(route, {**body, "cache": bad})
         assert (refused.status_code, refused.json()["error"]["param"]) == (422, name)
     assert server.get("/v1/cache").json()["blocks"] == before
-    assert server.metrics()["foreword_key_prompt_tokens_total{key=nightly,source=cached}"] > 0
+    assert server.metrics()["foreword_key_prompt_tokens_total{key=nightly,source=cached,tenant=}"] > 0
 
 
 def test_a_changed_clock_is_named_by_message_and_character(server: Running) -> None:

@@ -12,6 +12,7 @@ from foreword.cache.explain import Explanation
 from foreword.engine.state import EngineState
 from foreword.schedule.plan import Outcome, Sample, StepStats, TokenEvent, Usage
 from foreword.telemetry import Metrics, hit_class
+from foreword.telemetry.metrics import MAX_KEYS
 
 
 def usage(cached: int, computed: int, reason: str = "never_seen", first_token_s: float = 0.2) -> Usage:
@@ -184,3 +185,16 @@ def test_a_scrape_beside_the_engine_sees_whole_steps() -> None:
         rows = read(metrics)
         assert rows["foreword_prompt_tokens_cached_total"] * 3 == rows["foreword_prompt_tokens_computed_total"] * 2
     thread.join()
+
+
+def test_one_tenants_keys_neither_join_nor_crowd_out_anothers() -> None:
+    metrics = Metrics()
+    for number in range(MAX_KEYS + 5):
+        metrics.observe(Outcome(1, (first(f"b{number}", replace(usage(0, 1), tenant="blue", key=f"k{number}")),)))
+    metrics.observe(Outcome(2, (first("r", replace(usage(16, 4), tenant="red", key="k1")),)))
+    rows = read(metrics)
+    series = "foreword_key_prompt_tokens_total{{key={},source=computed,tenant={}}}"
+    assert rows[series.format("k1", "red")] == 4
+    assert rows[series.format("k1", "blue")] == 1
+    assert rows[series.format("other", "blue")] == 5
+    assert series.format("other", "red") not in rows

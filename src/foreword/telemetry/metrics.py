@@ -210,14 +210,14 @@ class _Tenants:
 
 
 class _Keys:
-    """Prompt tokens by the labels that callers gave; the first hundred have a name of their own."""
+    """Prompt tokens by the labels that callers gave; the first hundred of each tenant have a name of their own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._known: set[str] = set()
+        self._known: dict[str, set[str]] = {}
         self._tokens = Counter(
             "foreword_key_prompt_tokens",
-            "Prompt tokens of requests with a `key`, by key (a hundred of them, then `other`), cached or computed.",
-            ["key", "source"],
+            "Prompt tokens of requests with a `key`, by tenant and key (a hundred, then `other`), cached or computed.",
+            ["tenant", "key", "source"],
             registry=registry,
         )
 
@@ -225,11 +225,12 @@ class _Keys:
         """A prompt is done."""
         if not usage.key:
             return
-        if len(self._known) < MAX_KEYS:
-            self._known.add(usage.key)
-        key = usage.key if usage.key in self._known else "other"
-        self._tokens.labels(key, "cached").inc(usage.cached_tokens)
-        self._tokens.labels(key, "computed").inc(usage.computed_tokens)
+        known = self._known.setdefault(usage.tenant, set())
+        if len(known) < MAX_KEYS:
+            known.add(usage.key)
+        key = usage.key if usage.key in known else "other"
+        self._tokens.labels(usage.tenant, key, "cached").inc(usage.cached_tokens)
+        self._tokens.labels(usage.tenant, key, "computed").inc(usage.computed_tokens)
 
 
 class _Departures(Collector):
