@@ -73,6 +73,9 @@ def test_sentencepiece_drops_the_first_space_only_where_a_text_begins(llama_styl
     ids = llama_style.encode("hello world", add_special_tokens=False)
     assert "".join(pieces(llama_style, ids)) == "hello world"
     assert "".join(pieces(llama_style, ids, continues=True)) == " hello world"
+    space = 3 + ord(" ")  # the same as a byte
+    assert pieces(llama_style, [space, space]) == ["", " "]
+    assert pieces(llama_style, [space, space], continues=True) == [" ", " "]
     assert "".join(pieces(llama_style, [1, *ids])) == "hello world"  # a special token is no text in front
 
 

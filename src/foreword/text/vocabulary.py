@@ -98,7 +98,9 @@ class Vocabulary:
             alphabet = self._alphabet
             return bytes(alphabet[c] for c in name) if all(c in alphabet for c in name) else name.encode()
         if self._spelling.byte_tokens and (byte := _BYTE_TOKEN.fullmatch(name)):
-            return bytes([int(byte[1], 16)])
+            value = int(byte[1], 16)
+            if anchor is not None or value > 0x7F:  # a part of a character; else it may be the space that is dropped
+                return bytes([value])
         if anchor is None:
             return self._decode([token]).encode()
         return self._decode([anchor, token])[len(self._anchor_text) :].encode()
