@@ -53,7 +53,7 @@ def table(title: str, section: type[Any]) -> Iterator[str]:
         value, default = kind(hints[field.name]), str(field.default)
         flag = "--" + field.name.replace("_", "-")
         if hints[field.name] is bool and field.default is True:
-            flag, default, value = f"--no-{flag[2:]}", "on", "none"
+            flag, default, value = f"--no-{flag[2:]}", "off", "none"
         elif hints[field.name] is bool:
             default, value = "off", "none"
         elif field.default is None:

@@ -50,7 +50,7 @@ class CacheConfig:
     """What is kept: read by the cache and by the runner's memory."""
 
     cache: bool = True
-    """Reuse prefixes. Off: every prompt is computed whole."""
+    """Reuse prefixes; with --no-cache (in Python cache=False) every prompt is computed whole."""
     block_size: int = 16
     """Tokens in a block, the grain of sharing."""
     exact: bool = False
