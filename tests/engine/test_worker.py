@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.base.errors import CapacityError, RequestError, Unavailable
+from foreword.base.errors import CapacityError, RequestError, TenantLimit, Unavailable
 from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import Sampling
 from foreword.cache.identity import ALONE, Chain, Space, Tenant, root
@@ -265,7 +265,7 @@ def test_an_engine_that_ends_during_a_reload_tells_whoever_waits(house: House) -
 def test_a_tenant_may_have_so_many_requests_and_others_may_have_theirs(house: House) -> None:
     house.runner.open.clear()
     streams = [house.ask([1], tenant="red"), house.ask([2], tenant="red")]
-    with pytest.raises(CapacityError, match="tenant red has 2 requests queued or running, its limit is 2"):
+    with pytest.raises(TenantLimit, match="tenant red has 2 requests queued or running, its limit is 2"):
         house.ask([3], tenant="red")
     streams.append(house.ask([3], tenant="blue"))
     assert house.runner.entered.wait(30)

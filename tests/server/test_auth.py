@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from foreword.base.errors import CapacityError, ConfigError
+from foreword.base.errors import ConfigError, TenantLimit
 from foreword.cache.identity import ALONE, Tenant
 from foreword.engine.state import TenantState
 from foreword.front.ask import Ask, Caller, Conversation
@@ -210,13 +210,14 @@ async def test_a_body_cannot_name_a_tenant(
 async def test_a_tenant_with_too_many_requests_gets_a_429(red: httpx.AsyncClient, house: House) -> None:
     class Full(FakeFront):
         def submit(self, ask: Ask, caller: Caller, /) -> FakeAnswer:
-            raise CapacityError("tenant red has 5 requests queued or running, its limit is 5; try later")
+            raise TenantLimit("tenant red has 5 requests queued or running, its limit is 5; try later")
 
     house.world.front = Full()
     async with house.world.client(house.red) as client:
         response = await client.post("/chat", json={"prompt": "a"})
     assert response.status_code == 429
     assert "its limit is 5" in response.json()["error"]["message"]
+    assert response.json()["error"]["code"] == "tenant_limit"
     assert response.headers["retry-after"] == "1"
 
 

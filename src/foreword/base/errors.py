@@ -4,6 +4,7 @@
     ├── RequestError        the caller: this request is wrong (HTTP 4xx); names the field
     │   └── NotFound        the caller: no such model or resource (HTTP 404)
     ├── CapacityError       the caller, later: the queue is full (HTTP 429)
+    │   ├── TenantLimit     the caller, later: too many requests of this tenant (HTTP 429)
     │   └── Unavailable     the caller, elsewhere or later: the engine stops, reloads or is dead (HTTP 503)
     ├── ConfigError         the operator: a setting is wrong or two settings disagree
     ├── ModelRefused        the operator: this model cannot be served, with the reason
@@ -42,6 +43,10 @@ class CapacityError(ForewordError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TenantLimit(CapacityError):
+    """The tenant has as many requests queued or running as it may."""
 
 
 class Unavailable(CapacityError):

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Condition, Event, Lock, Thread, current_thread
 from typing import TypeVar
 
-from foreword.base.errors import CapacityError, InvariantBroken, Unavailable
+from foreword.base.errors import CapacityError, InvariantBroken, TenantLimit, Unavailable
 from foreword.base.ids import BlockHash, BlockId, RequestId
 from foreword.base.params import FinishReason, Reach
 from foreword.cache.explain import Explanation
@@ -126,7 +126,7 @@ class Worker:
         tenant, most = submission.chain.tenant.name, submission.max_live
         own, all_live = self._num_live[tenant], len(self._streams)
         if most is not None and own >= most:
-            raise CapacityError(f"tenant {tenant} has {own} requests queued or running, its limit is {most}; try later")
+            raise TenantLimit(f"tenant {tenant} has {own} requests queued or running, its limit is {most}; try later")
         if all_live >= self._max_live:
             raise CapacityError(f"{all_live} requests are queued or running, the limit is {self._max_live}; try later")
 

@@ -3,6 +3,7 @@
 RequestError     400 (or the status that the route knows better)
 └── NotFound     404
 CapacityError    429, with Retry-After
+├── TenantLimit  429, with a code of its own
 └── Unavailable  503, with Retry-After
 StepFailed       500
 ValidationError  422 for an unknown field and for a wrong value in `cache`, else 400
@@ -22,7 +23,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from foreword.base.errors import CapacityError, ForewordError, NotFound, RequestError, StepFailed, Unavailable
+from foreword.base.errors import (
+    CapacityError,
+    ForewordError,
+    NotFound,
+    RequestError,
+    StepFailed,
+    TenantLimit,
+    Unavailable,
+)
 from foreword.server.wire import ErrorDetail, ErrorReply
 
 _log = logging.getLogger(__name__)
@@ -77,6 +86,7 @@ def refusal_of(error: ForewordError) -> Refusal:
         return Refusal(status=400, message=error.message, code="invalid_value", field=error.field)
     if isinstance(error, CapacityError):
         status, code = (503, "unavailable") if isinstance(error, Unavailable) else (429, "queue_full")
+        code = "tenant_limit" if isinstance(error, TenantLimit) else code
         return Refusal(status=status, message=str(error), code=code, retry_after_s=error.retry_after_s)
     if isinstance(error, StepFailed):
         return Refusal(status=500, message=str(error), code="step_failed")
