@@ -8,7 +8,7 @@ still or a forward cannot be recorded, runs as usual.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -140,7 +140,7 @@ class Graphs:
                 "steps of %d rows cannot be recorded and run one launch at a time: %s", frame.extent.rows, error
             )
             return None
-        return _Frame(frame.extent, frame.host, frame.numbers, frame.fixed, recorded)
+        return replace(frame, recorded=recorded)
 
 
 class CudaRecorder:

@@ -65,6 +65,11 @@ class Call:
     strange: tuple[str, ...] = ()
     """Names of arguments that nobody here understands."""
 
+    @property
+    def shape(self) -> LayerShape:
+        """What the layer stores per token."""
+        return LayerShape(kv_heads=self.key.shape[0], key_dim=self.key.shape[2], value_dim=self.value.shape[2])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:

@@ -17,6 +17,7 @@ from foreword.runner.attention.backend import Extent, Fixed, Ground
 from foreword.runner.attention.call import Call, Sight
 from foreword.runner.attention.heights import Heights, heights_by_layer
 from foreword.runner.attention.product import attend_product
+from foreword.runner.attention.store import Store
 from foreword.runner.attention.tiles import Segment, Tile, cut, table
 from foreword.runner.copies import clear_tails
 from foreword.runner.layout import LayerShape
@@ -123,44 +124,30 @@ class SdpaBackend:
 class SdpaStep:
     """One step's work; made once, used by every layer."""
 
-    __slots__ = ("_backend", "_cuts", "_memory", "_num_rows", "_places", "_runs", "_segments", "_slots", "_total")
+    __slots__ = ("_backend", "_cuts", "_memory", "_runs", "_segments", "_store", "_total")
 
     def __init__(self, backend: SdpaBackend, segments: tuple[Segment, ...], total: int) -> None:
         self._backend = backend
         self._memory = backend.memory
         self._segments = segments
         self._total = total
-        self._num_rows = sum(segment.count for segment in segments)
-        size, device = self._memory.layout.block_size, self._memory.buffer.device
-        positions = [p for s in segments for p in range(s.start, s.start + s.count)]
-        blocks = [s.blocks[p // size] for s in segments for p in range(s.start, s.start + s.count)]
-        self._slots = (
-            torch.tensor(blocks, dtype=torch.long, device=device),
-            torch.tensor([p % size for p in positions], dtype=torch.long, device=device),
-        )
-        self._places: dict[LayerShape, Tensor] = {}
+        self._store = Store(self._memory, segments)
         self._runs: dict[tuple[int, LayerShape], Tensor] = {}
         self._cuts: dict[tuple[Sight, Heights, int], tuple[_Group, ...]] = {}
 
     def attend(self, call: Call) -> Tensor:
         """See `call.Step`."""
         layer = self._backend.slots[call.layer]
-        shape = LayerShape(kv_heads=call.key.shape[0], key_dim=call.key.shape[2], value_dim=call.value.shape[2])
-        self._store(layer, shape, call)
+        shape, num_rows = call.shape, self._store.num_rows
+        self._store.write(layer, shape, call)
         out = call.value.new_empty(self._total, call.query.shape[0], shape.value_dim)
-        if self._total > self._num_rows:
-            out[self._num_rows :] = 0
+        if self._total > num_rows:
+            out[num_rows:] = 0
         for group in self._cut(call, self._backend.heights[call.layer]):
             keys, values = self._gather(layer, shape, group)
             for piece in group.slices:
                 _attend_slice(call, piece, keys, values, out)
         return out
-
-    def _store(self, layer: int, shape: LayerShape, call: Call) -> None:
-        places = self._places.get(shape)
-        if places is None:
-            places = self._places[shape] = self._memory.places(layer, *self._slots)
-        self._memory.write(layer, places, call.key[:, : self._num_rows], call.value[:, : self._num_rows])
 
     def _gather(self, layer: int, shape: LayerShape, group: _Group) -> tuple[Tensor, Tensor]:
         """Keys and values, [n, kv_heads, keys, dim] each."""

@@ -25,6 +25,18 @@ class Segment:
     blocks: tuple[int, ...]
     """Block table from position 0 on."""
 
+    def slots(self, block_size: int) -> list[int]:
+        """For each row: block * block_size + place in the block, where its key and value go."""
+        slots: list[int] = []
+        position, end = self.start, self.start + self.count
+        while position < end:
+            block, place = divmod(position, block_size)
+            until = min(end, (block + 1) * block_size)
+            first = self.blocks[block] * block_size + place
+            slots.extend(range(first, first + until - position))
+            position = until
+        return slots
+
     def fresh_tail(self, block_size: int) -> tuple[int, int] | None:
         """The last block and its first unwritten slot, if this segment is the first to write to that block."""
         end = self.start + self.count

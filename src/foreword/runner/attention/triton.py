@@ -402,9 +402,7 @@ def gather_numbers(works: Mapping[int, Work], rooms: Mapping[int, Room]) -> "arr
     numbers = array("i")
     for group, work in works.items():
         numbers.extend(work.pack(rooms[group]))
-    for work in works.values():
-        numbers.extend(work.tables)
-        break  # they do not depend on the group
+    numbers.extend(next(iter(works.values())).tables)  # they do not depend on the group
     return numbers
 
 

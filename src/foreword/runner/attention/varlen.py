@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foreword.runner.attention.backend import Extent, Fixed, Ground
 from foreword.runner.attention.call import Call, LayerFacts
+from foreword.runner.attention.store import Store
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
 
@@ -96,18 +97,12 @@ class VarlenStep:
         self._backend = backend
         self._total = total
         memory = backend.memory
-        size, device = memory.layout.block_size, memory.buffer.device
-        self._num_rows = sum(segment.count for segment in segments)
-        positions = [(s, p) for s in segments for p in range(s.start, s.start + s.count)]
-        self._slots = (
-            torch.tensor([s.blocks[p // size] for s, p in positions], device=device),
-            torch.tensor([p % size for _, p in positions], device=device),
-        )
-        self._places: dict[tuple[int, int, int], Tensor] = {}
+        device = memory.buffer.device
+        self._store = Store(memory, segments)
         widest = max(len(segment.blocks) for segment in segments)
         tables = [(*s.blocks, *(memory.null_block,) * (widest - len(s.blocks))) for s in segments]
         ends = [segment.start + segment.count for segment in segments]
-        firsts = [segment.row for segment in segments] + [self._num_rows]
+        firsts = [segment.row for segment in segments] + [self._store.num_rows]
         counts = [segment.count for segment in segments]
         self._arguments: dict[str, Any] = {
             "cu_seq_q": torch.tensor(firsts, dtype=torch.int32, device=device),
@@ -121,11 +116,11 @@ class VarlenStep:
     def attend(self, call: Call) -> Tensor:
         """See `call.Step`."""
         backend = self._backend
-        place = backend.slots[call.layer]
-        self._store(place, call)
+        place, num_rows = backend.slots[call.layer], self._store.num_rows
+        self._store.write(place, call.shape, call)
         window = call.sight.window
         mixed = backend.function(
-            call.query[:, : self._num_rows].transpose(0, 1),
+            call.query[:, :num_rows].transpose(0, 1),
             backend.memory.keys(place),
             backend.memory.values(place),
             **self._arguments,
@@ -134,17 +129,9 @@ class VarlenStep:
             window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=call.query.shape[0] != call.key.shape[0],
         )
-        if self._num_rows == self._total:
+        if num_rows == self._total:
             return mixed
-        return torch.cat((mixed, mixed.new_zeros(self._total - self._num_rows, *mixed.shape[1:])))
-
-    def _store(self, place: int, call: Call) -> None:
-        memory = self._backend.memory
-        shape = (call.key.shape[0], call.key.shape[2], call.value.shape[2])
-        places = self._places.get(shape)
-        if places is None:
-            places = self._places[shape] = memory.places(place, *self._slots)
-        memory.write(place, places, call.key[:, : self._num_rows], call.value[:, : self._num_rows])
+        return torch.cat((mixed, mixed.new_zeros(self._total - num_rows, *mixed.shape[1:])))
 
 
 def _stranger(fact: LayerFacts) -> str | None:

@@ -153,7 +153,7 @@ def plan_work(
     for segment in segments:
         begins.append(len(work.tables))
         work.tables.extend(segment.blocks)
-        work.slots.extend(_slots(segment, block_size))
+        work.slots.extend(segment.slots(block_size))
     for group in groups:
         end = group.num_blocks * block_size // key_tile * key_tile
         if end:
@@ -190,16 +190,3 @@ def _share(
     for place in range(first, len(work.members), queries):
         count = min(queries, len(work.members) - place)
         work.shared.strips += (place, count, _EVERYTHING, end, 0, table, place)
-
-
-def _slots(segment: Segment, block_size: int) -> list[int]:
-    """Where each row's key and value go."""
-    slots: list[int] = []
-    position, end = segment.start, segment.start + segment.count
-    while position < end:
-        block, place = divmod(position, block_size)
-        until = min(end, (block + 1) * block_size)
-        first = segment.blocks[block] * block_size + place
-        slots.extend(range(first, first + until - position))
-        position = until
-    return slots
