@@ -24,6 +24,11 @@ class Conversation:
         object.__setattr__(self, "messages", for_template(self.messages))
 
 
+def field_of(prompt: str | tuple[int, ...] | Conversation) -> str:
+    """What errors about a prompt name as the field at fault."""
+    return "messages" if isinstance(prompt, Conversation) else "prompt"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who asks, and since when: what a face knows beside the request, and never takes out of it."""

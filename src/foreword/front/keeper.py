@@ -16,7 +16,7 @@ from foreword.cache.prefix_cache import Flushed
 from foreword.cache.view import Node, Walk
 from foreword.engine.client import EngineClient
 from foreword.front.answer import Answer
-from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation
+from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation, field_of
 from foreword.front.bounds import reach_of, ttl_of
 from foreword.front.front import Front, ids_of, read_prompt
 from foreword.front.operator import head_ids
@@ -86,9 +86,8 @@ class Keeper:
             raise RequestError("there is nothing to warm: prefixes are not reused here")
         prompt = ask.prompt
         if isinstance(prompt, Conversation) and prompt.messages[-1]["role"] != "user":
-            prompt = head_ids(
-                prompt, self._front.served, caller.tenant
-            )  # what conversations begin with, not a whole turn
+            # What conversations begin with, not a whole turn.
+            prompt = head_ids(prompt, self._front.served, caller.tenant)
         return self._front.submit(replace(ask, prompt=prompt, warm=True), caller)
 
     def pin(self, prefix: Prefix, tenant: Tenant = ALONE, ttl_s: float | None = None) -> Pinned:
@@ -172,4 +171,4 @@ class Keeper:
 def _field(prefix: Prefix) -> str:
     if isinstance(prefix, bytes):
         return "block"
-    return "messages" if isinstance(prefix, Conversation) else "prompt"
+    return field_of(prefix)

@@ -9,7 +9,7 @@ from foreword.base.errors import NotFound, RequestError
 from foreword.base.ids import BlockHash
 from foreword.cache.identity import Chain, Space, Tenant
 from foreword.engine.client import EngineClient
-from foreword.front.ask import Conversation
+from foreword.front.ask import Conversation, field_of
 from foreword.front.front import Front, Served, ids_of, read_prompt
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Operator:
                 raise RequestError(
                     f"the head has {measured.num_tokens} tokens, less than a block of {served.space.block_size}:"
                     " there is nothing to share",
-                    field=_field(head),
+                    field=field_of(head),
                 )
             if head in self._heads:
                 return measured
@@ -78,7 +78,7 @@ class Operator:
                 raise RequestError(
                     f"the head has {measured.num_blocks} blocks; with it public heads would have {len(public)}, and"
                     f" {self.max_public_blocks} are allowed, a quarter of the pool. Remove another one first.",
-                    field=_field(head),
+                    field=field_of(head),
                 )
             self._engine.share(public)  # first the cache, or the first to compute the head could not store it
             self._heads.append(head)
@@ -92,7 +92,7 @@ class Operator:
         """
         with self._lock:
             if head not in self._heads:
-                raise NotFound("this head is not public", field=_field(head))
+                raise NotFound("this head is not public", field=field_of(head))
             self._heads.remove(head)
             served = self._front.served
             public = _public(self._heads, served)
@@ -151,7 +151,3 @@ def _still_fits(head: Head, served: Served) -> bool:
         _log.warning("a head is public no longer, since the reloaded model cannot read it: %s", error)
         return False
     return True
-
-
-def _field(head: Head) -> str:
-    return "prompt" if isinstance(head, str) else "messages"

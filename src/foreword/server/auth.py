@@ -193,6 +193,14 @@ def principal(request: Request) -> Principal:
     return request.state.principal
 
 
+def whose(request: Request, file: KeyFile | None, name: str) -> Tenant:
+    """The tenant that a request names: the caller's own, or for an admin any. Raises Refused."""
+    who, known = principal(request), file is not None and name in file.keys.tenants
+    if not known or not (who.admin or name == who.tenant.name):
+        raise Refused(Refusal(status=404, message="There is no such tenant.", code="not_found", field="tenant"))
+    return Tenant.named(name)
+
+
 def caller(request: Request) -> Caller:
     """The same as the front wants to know it; the body must have been read."""
     who = principal(request)

@@ -18,14 +18,13 @@ from foreword.cache.expiry import NEVER
 from foreword.cache.identity import Tenant
 from foreword.front.ask import Ask, Caller, Conversation
 from foreword.front.keeper import Prefix, Sight
-from foreword.server.auth import caller, principal
+from foreword.server.auth import caller, principal, whose
 from foreword.server.delivery import gathered, opened
-from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
 from foreword.server.openai.generation import check_model_name
 from foreword.server.openai.requests import ChatMessage, Ids, turns
 from foreword.server.report import left_of, where_of
-from foreword.server.service import Answer, Service, service_of
+from foreword.server.service import Answer, service_of
 from foreword.server.wire import TTL, Keeping, LeftReply, PrefixLength, Reply, Text, WhereReply, Wire, check_one
 
 ResultT = TypeVar("ResultT")
@@ -116,6 +115,11 @@ class FlushRequest(PrefixRequest):
 
     model: str | None = None
     """One of `GET /v1/models`."""
+
+    @property
+    def names_prefix(self) -> bool:
+        """Whether it is about a prefix, and not about all."""
+        return not self.model_fields_set.isdisjoint(self._choices())
 
 
 class LookupReply(Reply):
@@ -280,7 +284,7 @@ async def flush(request: Request) -> FlushReply:
     service, who = service_of(request), principal(request)
     form = await read(request, FlushRequest, default=b"{}")
     check_model_name(form.model, service)
-    prefix = form.prefix() if form.model_fields_set & {"prompt", "ids", "messages", "block"} else None
+    prefix = form.prefix() if form.names_prefix else None
     everything = form.tenant is None and prefix is None and who.admin
     tenant = None if everything else _whose(request, form.tenant)
     flushed = await _run(lambda: service.keeper.flush(prefix, tenant))
@@ -295,9 +299,9 @@ async def get_tree(
 ) -> TreeReply:
     """The tree of cached prefixes, as much of it as the key may see."""
     service, who = service_of(request), principal(request)
-    whose = None if tenant is None and who.admin else _whose(request, tenant)
+    view = None if tenant is None and who.admin else _whose(request, tenant)
     top = None if start is None else BlockHash(bytes.fromhex(start))
-    sights, more = await _run(lambda: service.keeper.tree(whose, top, limit))
+    sights, more = await _run(lambda: service.keeper.tree(view, top, limit))
     size = service.limits.block_size
     return TreeReply(block_size=size, nodes=[_node(sight, size) for sight in sights], more=more)
 
@@ -320,21 +324,9 @@ def _node(sight: Sight, block_size: int) -> NodeReply:
     )
 
 
-def tenant_named(name: str, service: Service) -> Tenant | None:
-    """The tenant of this name, if there is one."""
-    known = service.keys is not None and name in service.keys.keys.tenants
-    return Tenant.named(name) if known else None
-
-
 def _whose(request: Request, name: str | None) -> Tenant:
     """The caller's own tenant, or for an admin any other. Raises Refused."""
-    who = principal(request)
-    if name is None:
-        return who.tenant
-    tenant = tenant_named(name, service_of(request))
-    if tenant is None or not (who.admin or tenant == who.tenant):
-        raise Refused(Refusal(status=404, message="There is no such tenant.", code="not_found", field="tenant"))
-    return tenant
+    return principal(request).tenant if name is None else whose(request, service_of(request).keys, name)
 
 
 def _on_behalf(request: Request, name: str | None) -> Caller:

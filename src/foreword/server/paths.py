@@ -47,7 +47,7 @@ async def answer_http(request: Request, error: Exception) -> JSONResponse:
 
 def _lost(request: Request) -> Refusal:
     """The answer where there is no such path, with the nearest one."""
-    path, known = request.url.path, [route.path for route in _routes(request) if "{" not in route.path]
+    path, known = request.url.path, [route.path for route in routes_of(request) if "{" not in route.path]
     told = ""
     if f"/v1{path}" in known:
         told = f" did you mean /v1{path}? An OpenAI client wants a base_url that ends in /v1."
@@ -60,13 +60,14 @@ def _lost(request: Request) -> Refusal:
 def _wrong_method(request: Request) -> Refusal:
     """The answer where a path is there and takes other methods."""
     scope = request.scope
-    fitting = [route for route in _routes(request) if route.matches(scope)[0] is not Match.NONE]
+    fitting = [route for route in routes_of(request) if route.matches(scope)[0] is not Match.NONE]
     methods = sorted({method for route in fitting for method in route.methods or ()})
     message = f"{request.method} {request.url.path[:200]}: this path takes {' and '.join(methods)} only."
     return Refusal(status=405, message=message, code="method_not_allowed", headers={"Allow": ", ".join(methods)})
 
 
-def _routes(request: Request) -> list[APIRoute]:
+def routes_of(request: Request) -> list[APIRoute]:
+    """All that can be called."""
     return [route for route in request.app.routes if isinstance(route, APIRoute)]
 
 

@@ -4,13 +4,12 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import Request
-from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 from foreword.cache.departed import Cause
 from foreword.engine.state import EngineState, TenantState
-from foreword.server.auth import principal
-from foreword.server.errors import Refusal, Refused
+from foreword.server.auth import principal, whose
+from foreword.server.paths import routes_of
 from foreword.server.service import Service, Setting, service_of
 from foreword.server.wire import Reply
 from foreword.telemetry.metrics import CONTENT_TYPE
@@ -129,12 +128,7 @@ class Index(Reply):
 
 async def get_index(request: Request) -> Index:
     """The routes by name."""
-    routes = [
-        f"{method} {route.path}"
-        for route in request.app.routes
-        if isinstance(route, APIRoute)
-        for method in sorted(route.methods or ())
-    ]
+    routes = [f"{method} {route.path}" for route in routes_of(request) for method in sorted(route.methods or ())]
     return Index(model=service_of(request).models[0], routes=routes)
 
 
@@ -170,10 +164,7 @@ async def get_cache(request: Request, tenant: str | None = None) -> CacheState |
     }
     if tenant is None and who.admin:
         return _whole(service, state, facts)
-    name = who.tenant.name if tenant is None else tenant
-    known = service.keys is not None and name in service.keys.keys.tenants
-    if not known or not (who.admin or name == who.tenant.name):
-        raise Refused(Refusal(status=404, message="There is no such tenant.", code="not_found", field="tenant"))
+    name = whose(request, service.keys, who.tenant.name if tenant is None else tenant).name
     facts["enabled"] = state.caching and state.tenants.get(name, TenantState()).caching
     return TenantCache(**facts, **_tenant(name, service, state).model_dump())
 
