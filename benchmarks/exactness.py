@@ -25,13 +25,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import Tensor, nn
 
 from foreword import LLM
 from foreword.runner import batch, loader
 from foreword.runner.attention import heights, sdpa
 from foreword.runner.attention.tiles import TILE
+from foreword.runner.linear import Matrix, pack
 
 Work = Callable[[LLM, int], None]
 FREE = heights.Heights(allowed=tuple(range(1, TILE + 1)), grouped=1, exact=False)
@@ -44,13 +44,14 @@ class Whole(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias, self.inputs = linear.weight, linear.bias, linear.in_features
-        self.ops: Any = torch.ops.mkldnn
-        self.packed: Tensor = self.ops._reorder_linear_weight(linear.weight.detach(), 16)  # noqa: SLF001
+        self.matrix = Matrix(linear.weight, pack(linear.weight))
 
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., in] to [..., out]."""
         rows = x.reshape(-1, self.inputs)
-        out = self.ops._linear_pointwise.default(rows, self.packed, self.bias, "none", [], "")  # noqa: SLF001
+        out = self.matrix.product(rows, "packed")
+        if self.bias is not None:
+            out += self.bias
         return out.view(*x.shape[:-1], -1)
 
 
@@ -60,7 +61,7 @@ def leave(model: nn.Module) -> bool:
     return False
 
 
-def pack(model: nn.Module) -> bool:
+def lay_out(model: nn.Module) -> bool:
     """Put a `Whole` in the place of each linear layer; promise nothing."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -72,7 +73,7 @@ def pack(model: nn.Module) -> bool:
 LINEARS: Mapping[str, Callable[[nn.Module], bool]] = {
     "exact": loader.portion_linears,
     "plain": leave,
-    "packed": pack,
+    "packed": lay_out,
     "attention": loader.portion_linears,
 }
 

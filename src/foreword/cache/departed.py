@@ -1,7 +1,7 @@
 """Departed: what left the cache lately, and why; so that a miss can say what happened to what it misses.
 
 Bounded: some tens of thousands of single blocks, oldest forgotten first, and the two last trees that were flushed as a
-whole (each no larger than the pool was). A block costs two dictionary entries when it leaves.
+whole (each no larger than the pool was). A block costs three dictionary entries when it leaves.
 """
 
 from collections import Counter, deque

@@ -50,9 +50,6 @@ class Pins:
         self._counts: dict[str, Counter[BlockHash]] = {}
         self._until_s = NEVER
 
-    def __len__(self) -> int:
-        return len(self._pins)
-
     def __iter__(self) -> Iterator[Pin]:
         return iter(tuple(self._pins.values()))
 
@@ -96,10 +93,6 @@ class Pins:
         if not counts:
             del self._counts[pin.owner]
         return free
-
-    def get(self, last: BlockHash) -> Pin | None:
-        """The pin of the prefix with this last block."""
-        return self._pins.get(last)
 
     def lapsed(self, now: float) -> list[BlockHash]:
         """Last blocks of pins whose time is up. O(1) while there are none."""
