@@ -86,6 +86,16 @@ def test_a_planted_wrong_block_is_found_and_quarantined() -> None:
     house.engine.scheduler.check()
 
 
+def test_a_wrong_block_in_a_later_piece_is_the_one_that_goes() -> None:
+    house = House()
+    house.ask([*HEAD, 1])
+    house.spoil(2)
+    house.ask([*HEAD, 2])
+    assert counts(house.audit()) == (3, 1)
+    assert house.ask([*HEAD, 2]) == (answer([*HEAD, 2], 3), 8)
+    house.engine.scheduler.check()
+
+
 def test_only_hits_are_audited_and_only_their_share() -> None:
     house = House(share=0.25)
     for i in range(8):

@@ -191,10 +191,11 @@ def test_one_tenants_keys_neither_join_nor_crowd_out_anothers() -> None:
     metrics = Metrics()
     for number in range(MAX_KEYS + 5):
         metrics.observe(Outcome(1, (first(f"b{number}", replace(usage(0, 1), tenant="blue", key=f"k{number}")),)))
-    metrics.observe(Outcome(2, (first("r", replace(usage(16, 4), tenant="red", key="k1")),)))
+    for name, key in (("r1", "k1"), ("r2", "mine")):  # one that blue has as well, and one that it has not
+        metrics.observe(Outcome(2, (first(name, replace(usage(16, 4), tenant="red", key=key)),)))
     rows = read(metrics)
     series = "foreword_key_prompt_tokens_total{{key={},source=computed,tenant={}}}"
-    assert rows[series.format("k1", "red")] == 4
+    assert rows[series.format("k1", "red")] == rows[series.format("mine", "red")] == 4
     assert rows[series.format("k1", "blue")] == 1
     assert rows[series.format("other", "blue")] == 5
     assert series.format("other", "red") not in rows
