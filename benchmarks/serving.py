@@ -10,7 +10,6 @@ token. Only ratios taken on one machine, one server at a time on an idle one, me
     crowd     32 requests at once: four prefixes of 700 words shared by eight requests each, then 32 different ones
     turns     four users, six growing turns each, over one system prompt
     decode    seconds between tokens at batch 1 and 8
-    idle      a prompt that nobody sent before, with the cache on and off (Foreword only: start the second one yourself)
 """
 
 import argparse
@@ -166,14 +165,8 @@ async def decode(server: Server) -> dict[str, object]:
     return rows
 
 
-async def idle(server: Server) -> dict[str, object]:
-    """TTFT of prompts that were never seen, for a comparison between two servers."""
-    ttfts = [(await server.complete(text(300, time.time_ns()), 1)).ttft_s for _ in range(30)]
-    return {"median_ttft_ms": ms(statistics.median(ttfts))}
-
-
 CASES: dict[str, Callable[[Server], Awaitable[dict[str, object]]]] = {
-    case.__name__: case for case in (prefix, crowd, turns, decode, idle)
+    case.__name__: case for case in (prefix, crowd, turns, decode)
 }
 
 
