@@ -17,8 +17,10 @@ from foreword.base.config import CacheConfig, Config, ModelConfig, ScheduleConfi
 from foreword.base.errors import CapacityError, ConfigError, InvariantBroken, RequestError, StepFailed, Unavailable
 from foreword.base.params import FinishReason
 from foreword.cache.explain import Explanation, Reason
+from foreword.cache.identity import ALONE
 from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
+from foreword.front.advice import Advice
 from foreword.front.answer import Answer
 from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
 from foreword.front.keeper import Finding
@@ -50,7 +52,7 @@ class CacheWishes(TypedDict, total=False):
     """What a caller may ask of the cache; meanings and limits as in `front.ask.Ask`."""
 
     report: bool
-    """Say in `Result.where` where the match ended."""
+    """Say in `Result.where` where the match ended, and in `Result.advice` what to change if it keeps ending there."""
     read: bool
     store: bool
     ttl: float | None
@@ -81,6 +83,8 @@ class Result:
     """The same in full: at which token, and how what comes next left the cache."""
     where: Where | None
     """Where in the request that is; with `cache={"report": True}` only."""
+    advice: Advice | None
+    """What to change in the prompt, if its match ended where many do; with `cache={"report": True}` only."""
     stored_tokens: int
     """Prompt tokens that this request was the first to store, in full blocks."""
     queue_s: float
@@ -144,6 +148,10 @@ class LLM:
         A prompt is text, token ids or messages. Raises RequestError.
         """
         return self._parts.keeper.lookup(Ask(prompt=_source(prompt), prefix_length=prefix_length))
+
+    def advice(self) -> tuple[Advice, ...]:
+        """Spans of the prompts so far that keep ending the match, the dearest first, and what to change."""
+        return tuple(said for _, said in self._parts.keeper.advice(ALONE))
 
     def warm(self, prompt: Prompt, **cache: Unpack[CacheWishes]) -> Result:
         """Compute a prompt and keep it, without an answer: the next request that begins like it finds it.
@@ -250,6 +258,7 @@ def _collect(answer: Answer) -> Result:
         reason=usage.reason,
         explanation=usage.explanation,
         where=answer.where(usage.explanation),
+        advice=answer.advice(),
         stored_tokens=usage.stored_tokens,
         queue_s=usage.queue_s,
         tokenize_s=usage.tokenize_s,

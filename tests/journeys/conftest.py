@@ -91,7 +91,7 @@ def loaded() -> Iterator[Running]:
 def server(loaded: Running) -> Iterator[Running]:
     """The shared server, with nothing cached; after each journey it must hold nothing."""
     loaded.drained()
-    loaded.assembly.worker.flush()
+    loaded.assembly.keeper.flush()
     yield loaded
     loaded.drained()
 

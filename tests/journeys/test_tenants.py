@@ -327,3 +327,17 @@ def test_reload_over_http(guarded: House) -> None:
     assert reply["root"] == guarded.boss.get("/v1/cache").json()["settings"]["effective"]["root"]
     assert guarded.boss.get("/ready").status_code == 200
     assert ask(guarded.red, SECRET)["cached_tokens"] == 0
+
+
+def test_advice_is_for_whom_it_is_about(guarded: House) -> None:
+    for n in range(5):
+        for tenant, text in ((guarded.red, f"It is 10:0{n}. {SECRET}"), (guarded.blue, f"{HEAD} {n}")):
+            report = tenant.post("/chat", {"prompt": text, "max_tokens": 1}).json()["cache"]
+            assert (report["advice"] is None) == (tenant is guarded.blue or n < 3)
+    told = guarded.red.get("/v1/cache/advice").json()["advice"]
+    assert [(said["tenant"], said["now"]) for said in told] == [("red", "10:04.")]
+    assert guarded.blue.get("/v1/cache/advice").json()["advice"] == []
+    assert guarded.boss.get("/v1/cache/advice").json()["advice"] == told
+    assert guarded.boss.get("/v1/cache/advice?tenant=blue").json()["advice"] == []
+    guarded.red.post("/v1/cache/flush", {})
+    assert guarded.boss.get("/v1/cache/advice").json()["advice"] == []

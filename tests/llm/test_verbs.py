@@ -115,3 +115,17 @@ def test_wishes_are_checked_by_name_and_range(llm: LLM) -> None:
     after = llm.generate(fresh, max_tokens=1)[0]
     assert (quiet.stored_tokens, after.cached_tokens, after.reason) == (0, 0, "not_stored")
     assert after.stored_tokens > 0
+
+
+def test_advice_names_what_keeps_changing(llm: LLM) -> None:
+    told = [llm.generate(f"Call {n}. {HEAD}", max_tokens=1, cache={"report": True})[0].advice for n in range(5)]
+    assert told[:3] == [None] * 3
+    assert told[4] is not None
+    assert (told[4].kind, told[4].num_calls, told[4].message) == ("changed", 4, None)
+    assert llm.advice() == (told[4],)
+    silent = llm.generate(f"Call 6. {HEAD}", max_tokens=1)[0]
+    assert (silent.reason, silent.advice) == ("diverged", None)  # it asked for no report
+    llm.generate(f"Call 7. {HEAD}", max_tokens=1, cache={"store": False})
+    assert [said.num_calls for said in llm.advice()] == [5]
+    llm.flush()
+    assert llm.advice() == ()

@@ -21,6 +21,7 @@ from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
 from foreword.cache.view import Node
 from foreword.engine.state import EngineState, TenantState
+from foreword.front.advice import Advice
 from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
 from foreword.front.bounds import Bounds, check_ids, reach_of, sampling_of
 from foreword.front.keeper import Finding, Prefix, Sight
@@ -35,6 +36,19 @@ BLOCK = 4
 BOUNDS = Bounds(limits=Limits(num_blocks=100, block_size=BLOCK, max_context=400), vocab_size=1000)
 
 WHERE = Where(message=1, role="user", offset=3, cached="the 14:02", prompt="the 14:03")
+ADVICE = Advice(
+    kind="changed",
+    message=0,
+    role="system",
+    offset=7,
+    end=12,
+    at_token=5,
+    before="14:02",
+    now="14:03",
+    num_calls=4,
+    tokens_per_call=693,
+    text="Message 0 (system), characters 7 to 11, changed.",
+)
 NODE = Node(
     name=BlockHash(bytes([1]) * 32),
     parent=None,
@@ -85,6 +99,9 @@ class FakeAnswer:
 
     def where(self, explanation: Explanation, /) -> Where | None:
         return None if explanation.reason == "complete" else WHERE
+
+    def advice(self) -> Advice | None:
+        return ADVICE
 
 
 @dataclass(slots=True)
@@ -242,6 +259,10 @@ class FakeKeeper:
     def tree(self, tenant: Tenant | None, start: BlockHash | None, limit: int, /) -> tuple[tuple[Sight, ...], bool]:
         self.calls.append(("tree", None if tenant is None else tenant.name, start, limit))
         return (Sight(NODE, "hello", 1.5),), False
+
+    def advice(self, tenant: Tenant | None, /) -> tuple[tuple[str, Advice], ...]:
+        self.calls.append(("advice", None if tenant is None else tenant.name))
+        return (("red", ADVICE),) if tenant is None else ()
 
 
 @dataclass(slots=True)

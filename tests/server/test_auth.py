@@ -387,10 +387,15 @@ async def test_a_tenant_acts_on_its_own_and_an_admin_on_any(
     assert (await red.get("/v1/cache/tree?tenant=blue")).status_code == 404
     assert (await boss.get("/v1/cache/tree")).status_code == 200
     assert (await boss.get("/v1/cache/tree?tenant=blue")).status_code == 200
+    assert (await red.get("/v1/cache/advice")).json()["advice"] == []
+    assert (await red.get("/v1/cache/advice?tenant=blue")).status_code == 404
+    assert len((await boss.get("/v1/cache/advice")).json()["advice"]) == 1
     assert calls == [
         ("flush", None, "red"),
         ("flush", None, None),
         ("tree", "red", None, 100),
         ("tree", None, None, 100),
         ("tree", "blue", None, 100),
+        ("advice", "red"),
+        ("advice", None),
     ]

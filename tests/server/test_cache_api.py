@@ -94,6 +94,33 @@ async def test_tree(client: httpx.AsyncClient, world: World) -> None:
         assert response.json()["error"]["param"] == query.split("=")[0]
 
 
+async def test_advice(client: httpx.AsyncClient, world: World) -> None:
+    reply = (await client.get("/v1/cache/advice")).json()
+    assert reply == {
+        "object": "cache.advice",
+        "advice": [
+            {
+                "tenant": "red",
+                "kind": "changed",
+                "message": 0,
+                "role": "system",
+                "offset": 7,
+                "end": 12,
+                "at_token": 5,
+                "before": "14:02",
+                "now": "14:03",
+                "calls": 4,
+                "tokens_per_call": 693,
+                "text": "Message 0 (system), characters 7 to 11, changed.",
+            }
+        ],
+    }
+    assert world.keeper.calls == [("advice", None)]
+    response = await client.get("/v1/cache/advice?tennant=red")
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "tennant")
+    assert (await client.get("/v1/cache/advice?tenant=red")).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("verb", "body", "told"),
     [

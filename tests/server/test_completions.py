@@ -114,6 +114,7 @@ async def test_report(client: httpx.AsyncClient, stream: bool, with_usage: bool)
         last = response.json()
     report = last["cache"]
     timings = report.pop("timings")
+    assert report.pop("advice")["tokens_per_call"] == 693
     assert report == {
         "cached_tokens": 0,
         "computed_tokens": 9,

@@ -31,6 +31,7 @@ async def test_routes(client: httpx.AsyncClient) -> None:
         "/v1/models/{model}",
         "/v1/models/reload",
         "/v1/cache",
+        "/v1/cache/advice",
         "/v1/cache/flush",
         "/v1/cache/lookup",
         "/v1/cache/pin",

@@ -1,12 +1,13 @@
 """One running request as text: pieces as they come, stop strings applied, cancelled when nobody listens."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from foreword.base.ids import RequestId
 from foreword.cache.explain import Explanation
 from foreword.engine.client import EngineClient
 from foreword.engine.stream import Stream
+from foreword.front.advice import Advice, Habit
 from foreword.front.ask import Piece, TokenText
 from foreword.front.where import Source, Where
 from foreword.schedule.plan import Sample, TokenEvent, Usage
@@ -31,6 +32,10 @@ class Reading:
     """Where the answer is written down, for when it comes back as text."""
 
 
+Hear = Callable[[Explanation, float], Habit | None]
+"""Is told once how far the match went, when all is over and what time that is."""
+
+
 class Answer:
     """An answer in the making. Iterate once, with `for` or `async for`; each way gives the same pieces.
 
@@ -42,6 +47,8 @@ class Answer:
         "_detokenizer",
         "_ended",
         "_engine",
+        "_habit",
+        "_hear",
         "_ids",
         "_num_tokens",
         "_place",
@@ -63,6 +70,7 @@ class Answer:
         *,
         prompt_tokens: int,
         source: Source | None = None,
+        hear: Hear | None = None,
     ) -> None:
         self.id: RequestId = stream.request
         self.prompt_tokens = prompt_tokens
@@ -74,6 +82,8 @@ class Answer:
         self._ids: list[int] = []
         self._num_tokens = 0
         self._source = source
+        self._hear = hear
+        self._habit: Habit | None = None
         self._place = reading.place
         self._said: list[Piece] = []
         self._usage: Usage | None = None
@@ -90,7 +100,7 @@ class Answer:
                     return
         finally:
             self.cancel()
-            self._remember()
+            self._close()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Pieces, awaiting on the running loop; the last one has `finish`."""
@@ -103,7 +113,7 @@ class Answer:
                     return
         finally:
             self.cancel()
-            self._remember()
+            self._close()
 
     def cancel(self) -> None:
         """Stop the request within a step, from any thread; nothing happens when it has ended."""
@@ -116,6 +126,15 @@ class Answer:
         May take milliseconds: never on an event loop.
         """
         return None if self._source is None else self._source.where(explanation)
+
+    def advice(self) -> Advice | None:
+        """What to change in the prompt, once the answer has ended: None unless its match ended where many do.
+
+        None as well if the request asked for no report. May take milliseconds: never on an event loop.
+        """
+        if self._source is None or self._habit is None:
+            return None
+        return self._habit.advice(self._engine.now())
 
     def _read(self, event: TokenEvent) -> Piece | None:
         """One event as a piece; None when it brings nothing to say yet."""
@@ -140,9 +159,16 @@ class Answer:
         piece = Piece(text, tokens, finish, usage, event.error, ids)
         if self._place is not None:
             self._said.append(piece)
-            if self._ended:
-                self._remember()  # before the caller has it, who may send it back at once
+        if self._ended:
+            self._close()  # before the caller has it, who may send it back at once
         return piece
+
+    def _close(self) -> None:
+        """All is over: what was learnt is kept. Once."""
+        self._remember()
+        hear, self._hear = self._hear, None
+        if hear is not None and self._usage is not None:
+            self._habit = hear(self._usage.explanation, self._engine.now())
 
     def _remember(self) -> None:
         """Write down what was handed out, all or up to where the caller left."""

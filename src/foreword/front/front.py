@@ -1,13 +1,15 @@
 """The one way in for every face: an `Ask` becomes a checked and hashed submission, and an `Answer` comes back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import uuid4
 
 from foreword.base.errors import RequestError
 from foreword.base.ids import RequestId
 from foreword.cache.identity import Chain, Space, Tenant
 from foreword.engine.client import EngineClient
+from foreword.front.advice import Advisor
 from foreword.front.answer import Answer, Reading
 from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation
 from foreword.front.bounds import Bounds, check_ids, keep_of, key_of, reach_of, sampling_of
@@ -28,6 +30,8 @@ class Served:
     bounds: Bounds
     recall: Recall
     """The answers that this model gave; another model begins with none."""
+    advisor: Advisor = field(default_factory=Advisor)
+    """What it noticed in the prompts; likewise."""
 
 
 class Front:
@@ -87,8 +91,15 @@ class Front:
             logprobs=sampling.logprobs is not None,
             place=read.place if ask.store else None,
         )
-        source = Source(served.tokenizer, ask.prompt, prompt) if ask.report else None
-        return Answer(self._engine, self._engine.submit(submission), reading, prompt_tokens=len(prompt), source=source)
+        source = Source(served.tokenizer, ask.prompt, prompt)
+        return Answer(
+            self._engine,
+            self._engine.submit(submission),
+            reading,
+            prompt_tokens=len(prompt),
+            source=source if ask.report else None,
+            hear=partial(served.advisor.hear, chain, source) if ask.store else None,
+        )
 
     def render_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids of a conversation through the model's chat template, ready for the assistant's turn.

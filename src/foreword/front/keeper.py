@@ -1,4 +1,4 @@
-"""What people do to the cache by name: look up, warm, pin, unpin, flush, look at the tree. From any thread.
+"""What people do to the cache by name: look up, warm, pin, unpin, flush, look at the tree, be advised. From any thread.
 
 A prefix is named by its prompt (in the namespace of the tenant that is meant) or by a block of the tree. A block that
 is another tenant's is as unknown as one that does not exist.
@@ -15,6 +15,7 @@ from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
 from foreword.cache.view import Node, Walk
 from foreword.engine.client import EngineClient
+from foreword.front.advice import Advice
 from foreword.front.answer import Answer
 from foreword.front.ask import SOMEBODY, Ask, Caller, Conversation, field_of
 from foreword.front.bounds import reach_of, ttl_of
@@ -123,7 +124,9 @@ class Keeper:
         if prefix is not None:
             last = self._own(prefix, tenant or ALONE)[-1]
             return self._engine.on_cache(lambda cache: cache.flush_prefix(last))
-        self._front.served.recall.forget(None if tenant is None else tenant.name)
+        served, owner = self._front.served, None if tenant is None else tenant.name
+        served.recall.forget(owner)
+        served.advisor.forget(owner)
         if tenant is not None:
             return self._engine.on_cache(lambda cache: cache.flush_tenant(tenant.name))
         return self._engine.flush()
@@ -144,6 +147,12 @@ class Keeper:
         idle = (None if n.last_used_s is None else max(0.0, now - n.last_used_s) for n in walk.nodes)
         sights = (Sight(n, spelled(vocabulary, n.begins), s) for n, s in zip(walk.nodes, idle, strict=True))
         return tuple(sights), walk.more
+
+    def advice(self, tenant: Tenant | None = None) -> tuple[tuple[str, Advice], ...]:
+        """What keeps ending the matches of a tenant, or of all, and what to change, each with its owner's name."""
+        advisor, now = self._front.served.advisor, self._engine.now()
+        owners = advisor.owners() if tenant is None else [tenant.name]
+        return tuple((owner, said) for owner in owners for said in advisor.advice(owner, now))
 
     def _own(self, prefix: Prefix, tenant: Tenant) -> tuple[BlockHash, ...]:
         """The blocks of a prefix that are the tenant's, at least one."""

@@ -1,4 +1,4 @@
-"""Verbs over the cache: look up, warm, pin, unpin, flush, and the tree.
+"""Verbs over the cache: look up, warm, pin, unpin, flush; the tree, and advice.
 
 A tenant looks up, warms, flushes and sees what is its own; an admin key does it for any tenant, and pins. Of what is
 another tenant's nobody learns even that it is there.
@@ -23,9 +23,20 @@ from foreword.server.delivery import gathered, opened
 from foreword.server.intake import read
 from foreword.server.openai.generation import check_model_name
 from foreword.server.openai.requests import ChatMessage, Ids, turns
-from foreword.server.report import left_of, where_of
+from foreword.server.report import advice_of, left_of, where_of
 from foreword.server.service import Answer, service_of
-from foreword.server.wire import TTL, Keeping, LeftReply, PrefixLength, Reply, Text, WhereReply, Wire, check_one
+from foreword.server.wire import (
+    TTL,
+    AdviceReply,
+    Keeping,
+    LeftReply,
+    PrefixLength,
+    Reply,
+    Text,
+    WhereReply,
+    Wire,
+    check_one,
+)
 
 ResultT = TypeVar("ResultT")
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
@@ -219,6 +230,20 @@ class TreeReply(Reply):
     """Whether `limit` has cut anything off."""
 
 
+class OwnedAdvice(AdviceReply):
+    """Advice, and whom it is for."""
+
+    tenant: str
+    """"" on a server without keys."""
+
+
+class AdviceList(Reply):
+    """What keeps ending matches, the dearest first for each tenant."""
+
+    object: Literal["cache.advice"] = "cache.advice"
+    advice: list[OwnedAdvice]
+
+
 async def lookup(request: Request) -> LookupReply:
     """What a request would find, and why no more; computes nothing and changes nothing."""
     service = service_of(request)
@@ -304,6 +329,14 @@ async def get_tree(
     sights, more = await _run(lambda: service.keeper.tree(view, top, limit))
     size = service.limits.block_size
     return TreeReply(block_size=size, nodes=[_node(sight, size) for sight in sights], more=more)
+
+
+async def get_advice(request: Request, tenant: str | None = None) -> AdviceList:
+    """What keeps ending the matches of the key's tenant, and what to change; to an operator that of all."""
+    service, who = service_of(request), principal(request)
+    whom = None if tenant is None and who.admin else _whose(request, tenant)
+    found = await _run(lambda: service.keeper.advice(whom))
+    return AdviceList(advice=[OwnedAdvice(tenant=owner, **advice_of(said).model_dump()) for owner, said in found])
 
 
 def _node(sight: Sight, block_size: int) -> NodeReply:

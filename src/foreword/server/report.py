@@ -6,10 +6,11 @@ from dataclasses import asdict
 import anyio.to_thread
 
 from foreword.cache.explain import Explanation
+from foreword.front.advice import Advice
 from foreword.front.where import Where
 from foreword.schedule.plan import Usage
 from foreword.server.service import Answer, Service
-from foreword.server.wire import CacheReport, LeftReply, Reply, Saved, Timings, WhereReply
+from foreword.server.wire import AdviceReply, CacheReport, LeftReply, Reply, Saved, Timings, WhereReply
 
 
 class PromptTokensDetails(Reply):
@@ -42,7 +43,7 @@ def usage_of(usages: Sequence[Usage]) -> UsageReply:
 
 async def report_of(usage: Usage, answer: Answer, service: Service) -> CacheReport:
     """What the cache did for one prompt."""
-    where = await anyio.to_thread.run_sync(answer.where, usage.explanation)
+    where, advice = await anyio.to_thread.run_sync(lambda: (answer.where(usage.explanation), answer.advice()))
     return CacheReport(
         cached_tokens=usage.cached_tokens,
         computed_tokens=usage.computed_tokens,
@@ -54,6 +55,7 @@ async def report_of(usage: Usage, answer: Answer, service: Service) -> CacheRepo
         tiers={"device": usage.cached_tokens},
         left=left_of(usage.explanation, usage.left_ago_s),
         where=where_of(where),
+        advice=None if advice is None else advice_of(advice),
         cache_read_input_tokens=usage.cached_tokens,
         cache_creation_input_tokens=usage.stored_tokens,
         timings=Timings(
@@ -80,3 +82,20 @@ def left_of(explanation: Explanation, ago_s: float | None) -> LeftReply | None:
 def where_of(where: Where | None) -> WhereReply | None:
     """A place in a request."""
     return None if where is None else WhereReply.model_validate(asdict(where))
+
+
+def advice_of(advice: Advice) -> AdviceReply:
+    """What to change in a prompt."""
+    return AdviceReply(
+        kind=advice.kind,
+        message=advice.message,
+        role=advice.role,
+        offset=advice.offset,
+        end=advice.end,
+        at_token=advice.at_token,
+        before=advice.before,
+        now=advice.now,
+        calls=advice.num_calls,
+        tokens_per_call=advice.tokens_per_call,
+        text=advice.text,
+    )

@@ -14,6 +14,7 @@ from foreword.cache.identity import Tenant
 from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
 from foreword.engine.state import EngineState
+from foreword.front.advice import Advice
 from foreword.front.ask import Ask, Caller, Piece
 from foreword.front.keeper import Finding, Prefix, Sight
 from foreword.front.operator import Head, PublicHead
@@ -39,6 +40,10 @@ class Answer(Protocol):
 
     def where(self, explanation: Explanation, /) -> Where | None:
         """Where in the request its match ended; may take milliseconds."""
+        ...
+
+    def advice(self) -> Advice | None:
+        """After the end: what to change in the prompt, if its match ended where many do. May take milliseconds."""
         ...
 
 
@@ -128,6 +133,10 @@ class Keeper(Protocol):
 
     def tree(self, tenant: Tenant | None, start: BlockHash | None, limit: int, /) -> tuple[tuple[Sight, ...], bool]:
         """The tree from the top down, and whether there is more. Raises NotFound."""
+        ...
+
+    def advice(self, tenant: Tenant | None, /) -> tuple[tuple[str, Advice], ...]:
+        """What keeps ending the matches of a tenant, or of all, each with its owner's name."""
         ...
 
 

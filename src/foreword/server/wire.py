@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from foreword.base.config import MAX_TTL_S
 from foreword.cache.departed import Cause
 from foreword.front.bounds import MAX_KEY_CHARS, MAX_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS
+from foreword.front.changes import Kind
 
 _ALIKE = 0.75
 """How alike an unknown name and a known one must be for the one to be a slip of the other; 1 is the same."""
@@ -212,6 +213,32 @@ class WhereReply(Reply):
     """How this one does."""
 
 
+class AdviceReply(Reply):
+    """A span of prompts that keeps ending the match."""
+
+    kind: Kind
+    """What happens to it: `changed`, `inserted`, `removed`, or parts are `reordered`."""
+    message: int | None
+    """Number of the message, from 0; null for a prompt, and where tokens do not spell out the text."""
+    role: str | None
+    offset: int | None
+    """Characters into the message's text, or into the prompt, where it begins, in the last call."""
+    end: int | None
+    """Where it ends."""
+    at_token: int
+    """Its first token."""
+    before: str
+    """What stood there in the call before."""
+    now: str
+    """What stood there in the last one."""
+    calls: int
+    """Of the last hour, whose match ended here."""
+    tokens_per_call: int
+    """Computed again because of it, on average."""
+    text: str
+    """All of it in a sentence, with what to change."""
+
+
 class CacheReport(Reply):
     """What the cache did for one request."""
 
@@ -232,6 +259,8 @@ class CacheReport(Reply):
     """With `flushed`, `expired` and `evicted`: how what comes next left the cache."""
     where: WhereReply | None
     """Where in the request the match ended; null when it ended for no reason in the request."""
+    advice: AdviceReply | None
+    """With what keeps happening: what to change in the prompt."""
     cache_read_input_tokens: int
     """Anthropic's name for `cached_tokens`."""
     cache_creation_input_tokens: int
