@@ -14,13 +14,25 @@ from hashlib import sha256
 
 from foreword.base.ids import RequestId
 from foreword.base.params import EVERYTHING, Sampling
+from foreword.cache.explain import Explanation
 from foreword.cache.identity import Chain, Space, root
 from foreword.cache.prefix_cache import PrefixCache
+from foreword.cache.view import Walk
+from foreword.engine.engine import Engine
+from foreword.engine.sockets import MonotonicClock, Nobody
+from foreword.engine.worker import Worker
+from foreword.front.advice import Advisor
+from foreword.front.where import Source
+from foreword.schedule.admission import limits
 from foreword.schedule.plan import Sample, StepResult
 from foreword.schedule.request import Submission
 from foreword.schedule.scheduler import Scheduler
+from foreword.telemetry import Metrics
+from foreword.testing.fakes import FakeRunner
+from foreword.text.tokenizer import Tokenizer
 
 BLOCK = 16
+LIMITS = limits(64, BLOCK, 1024)
 SPACE = Space(root({"weights": "benchmark"}, BLOCK), BLOCK)
 
 
@@ -111,18 +123,62 @@ def eviction(num_blocks: int) -> dict[str, float]:
     return {f"evict and hand out a block, pool of {num_blocks}, us": spent / num_blocks * 1e6}
 
 
+def status(num_blocks: int = 102_400) -> dict[str, float]:
+    """What a status page costs with a full pool: the views of the tree, its longest portion, and a scrape."""
+    rows = dict[str, float]()
+    for shape, length in (("prompts of 64 blocks", 64), ("prompts of one block", 1), ("prompts of 8192 blocks", 8192)):
+        cache = PrefixCache(num_blocks, BLOCK)
+        for i in range(num_blocks // length):
+            chain = Chain(SPACE, [i, *range(length * BLOCK - 1)])
+            lease = cache.acquire(chain, EVERYTHING)
+            cache.reserve(lease, 0, length * BLOCK)
+            cache.publish(lease, chain, length * BLOCK)
+            cache.release(lease)
+        walks, portions = list[float](), list[float]()
+        for _ in range(9):
+            walk, more, spent = Walk(limit=100, order="hits"), True, list[float]()
+            while more:
+                start = time.perf_counter()
+                more = cache.look(walk)
+                spent.append((time.perf_counter() - start) * 1e3)
+            walks.append(sum(spent))
+            portions.append(max(spent))
+        rows[f"tree of {num_blocks} blocks, {shape}: 100 nodes"] = statistics.median(walks)
+        rows[f"... longest wait of a step for it, {shape}"] = statistics.median(portions)
+        scheduler = Scheduler(cache, max_batch_tokens=1024, max_running=64)
+        worker = Worker(Engine(scheduler, FakeRunner(1, BLOCK), MonotonicClock(), Nobody()), LIMITS, max_live=64)
+        metrics = Metrics()
+        rows[f"state, {shape}"] = median_ms(worker.state)
+        rows[f"/metrics, {shape}"] = median_ms(lambda worker=worker, metrics=metrics: metrics.render(worker.state()))
+    return rows
+
+
+def advice(num_tokens: int) -> dict[str, float]:
+    """What hearing of a request costs the thread that read its answer."""
+    rest = [i * 2654435761 % 49152 for i in range(num_tokens)]
+    advisor, times = Advisor(), list[float]()
+    for i in range(40):
+        ids = (*range(40), i, *rest)
+        chain, source = Chain(SPACE, ids), Source(Tokenizer(""), ids, ids)
+        start = time.perf_counter()
+        advisor.hear(chain, source, Explanation("diverged", 40), float(i))
+        times.append((time.perf_counter() - start) * 1e3)
+    return {f"advice hears of a changed prompt of {num_tokens} tokens": statistics.median(times)}
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
     gc.freeze()
-    rows = long_prompt() | running() | eviction(6_400) | eviction(102_400)
+    rows = long_prompt() | running() | eviction(6_400) | eviction(102_400) | status()
+    rows |= advice(1_024) | advice(131_072)
     if as_json:
         print(json.dumps({name: round(value, 4) for name, value in rows.items()}))
         return
     for name, value in rows.items():
-        print(f"{name:55s} {value:9.3f}")
+        print(f"{name:70s} {value:9.3f}")
 
 
 if __name__ == "__main__":

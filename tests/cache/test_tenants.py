@@ -77,6 +77,9 @@ def test_side_channel_the_tree_does_not_tell_who_else_uses_a_public_head() -> No
     assert look(None) != all_before
     assert any(node.held and node.hits for node in look(None) if node.owner == PUBLIC)
     cache.release(holding)
+    cache.release(use(RED, [*HEAD, *range(20, 29)], 3.0))  # and stores what is its own in the middle of blue's run
+    assert look("blue") == before
+    assert "red" in {node.owner for node in look(None)}
 
 
 def test_a_head_that_is_public_only_in_part_is_shared_in_part() -> None:

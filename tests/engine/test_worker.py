@@ -35,8 +35,16 @@ class Gate(FakeRunner):
         self.entered = threading.Event()
         self.open.set()
         self.dies = False
+        self.closes_at: int | None = None
+        """The number of the step that closes it, from 1."""
+        self.held = threading.Event()
+        self._step = 0
 
     def execute(self, plan: Plan) -> StepResult:
+        self._step += 1
+        if self._step == self.closes_at:
+            self.open.clear()
+            self.held.set()
         self.entered.set()
         assert self.open.wait(30)
         if self.dies:
@@ -92,6 +100,29 @@ def test_answers_from_many_threads_equal_the_uncached_ones(house: House) -> None
         assert events[-1].usage is not None
     house.worker.check()
     assert house.worker.state().pool.held == 0
+
+
+def test_live_requests_are_told_by_phase_and_owner(house: House) -> None:
+    assert house.worker.live() == ((), 0)
+    house.runner.closes_at = 3
+    first = house.ask([1, 2, 3, 4] * 5, max_tokens=40, tenant="red")
+    assert house.runner.held.wait(30)
+    second = house.ask([5] * 9, max_tokens=4, tenant="blue")
+    live, total = house.worker.live()
+    assert (total, [one.phase for one in live]) == (2, ["decode", "waiting"])
+    old, new = live
+    assert (old.id, old.tenant, old.prompt_tokens, old.cached_tokens, old.computed_tokens) == ("r1", "red", 20, 0, 20)
+    assert old.completion_tokens == 2
+    assert (new.tenant, new.prompt_tokens, new.computed_tokens, new.completion_tokens) == ("blue", 9, 0, 0)
+    assert old.age_s >= new.age_s >= 0
+    assert [one.id for one in house.worker.live("blue")[0]] == ["r2"]
+    assert house.worker.live(limit=1)[1] == 2
+    assert [one.id for one in house.worker.live(limit=1)[0]] == ["r1"]
+    assert house.worker.live("green") == ((), 0)
+    house.runner.open.set()
+    list(second)
+    list(first)
+    assert house.worker.live() == ((), 0)
 
 
 async def test_events_arrive_on_an_event_loop(house: House) -> None:

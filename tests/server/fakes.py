@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from foreword.base.config import Config, ServerConfig
 from foreword.base.errors import CapacityError, NotFound, RequestError, Unavailable
-from foreword.base.ids import BlockHash
+from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import FinishReason
 from foreword.cache.blocks import PoolState
 from foreword.cache.departed import Left
@@ -19,8 +19,8 @@ from foreword.cache.explain import Explanation
 from foreword.cache.identity import Tenant
 from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
-from foreword.cache.view import Node
-from foreword.engine.state import EngineState, TenantState
+from foreword.cache.view import Node, Order
+from foreword.engine.state import EngineState, LiveRequest, TenantState
 from foreword.front.advice import Advice
 from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
 from foreword.front.bounds import Bounds, check_ids, reach_of, sampling_of
@@ -48,6 +48,17 @@ ADVICE = Advice(
     num_calls=4,
     tokens_per_call=693,
     text="Message 0 (system), characters 7 to 11, changed.",
+)
+LIVE = LiveRequest(
+    id=RequestId("r1"),
+    tenant="red",
+    key="nightly",
+    phase="prefill",
+    prompt_tokens=20,
+    cached_tokens=8,
+    computed_tokens=4,
+    completion_tokens=0,
+    age_s=1.5,
 )
 NODE = Node(
     name=BlockHash(bytes([1]) * 32),
@@ -180,9 +191,14 @@ class FakeEngine:
     ready: bool = True
     tenants: dict[str, TenantState] = field(default_factory=dict[str, TenantState])
     pinned: dict[str, int] = field(default_factory=dict[str, int])
+    requests: list[LiveRequest] = field(default_factory=list[LiveRequest])
 
     def now(self) -> float:
         return 12.5
+
+    def live(self, tenant: str | None, limit: int, /) -> tuple[tuple[LiveRequest, ...], int]:
+        own = [one for one in self.requests if tenant in (None, one.tenant)]
+        return tuple(own[:limit]), len(own)
 
     def state(self) -> EngineState:
         return EngineState(
@@ -256,8 +272,10 @@ class FakeKeeper:
             raise NotFound("there is no such block", field="block")
         return Flushed(dropped=3, still_held=1)
 
-    def tree(self, tenant: Tenant | None, start: BlockHash | None, limit: int, /) -> tuple[tuple[Sight, ...], bool]:
-        self.calls.append(("tree", None if tenant is None else tenant.name, start, limit))
+    def tree(
+        self, tenant: Tenant | None, start: BlockHash | None, limit: int, order: Order, /
+    ) -> tuple[tuple[Sight, ...], bool]:
+        self.calls.append(("tree", None if tenant is None else tenant.name, start, limit, order))
         return (Sight(NODE, "hello", 1.5),), False
 
     def advice(self, tenant: Tenant | None, /) -> tuple[tuple[str, Advice], ...]:

@@ -1,6 +1,7 @@
 """Who may come in, as whom, and what each sees. The key says it and nothing else does."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from foreword.schedule.admission import Limits
 from foreword.schedule.plan import Outcome, PromptTokens, Sample, StepStats, TokenEvent
 from foreword.server import KeyFile, mark_heads, read_heads
 from foreword.server.auth import change_keys, new_key
-from tests.server.fakes import BOUNDS, FakeAnswer, FakeFront, FakeOperator, World
+from tests.server.fakes import BOUNDS, LIVE, FakeAnswer, FakeFront, FakeOperator, World
 from tests.telemetry.test_metrics import first, usage
 
 ADMIN = {
@@ -246,6 +247,7 @@ async def test_views(red: httpx.AsyncClient, boss: httpx.AsyncClient, house: Hou
     house.world.engine.pinned = {"red": 3, "blue": 1}
     own = {
         "tenant": "red",
+        "prompt_tokens": {"cached": 0, "computed": 0},
         "blocks": {"share": 20, "cached": 7, "held": 4, "pinned": 3},
         "requests": {"waiting": 1, "running": 2, "limit": 5},
         "max_context": 260,
@@ -277,8 +279,6 @@ async def test_anothers_and_nobodys_resource_look_the_same(red: httpx.AsyncClien
 
 
 async def test_metrics_know_tenants(boss: httpx.AsyncClient, house: House) -> None:
-    from dataclasses import replace
-
     for tenant, cached in (("red", 16), ("red", 0), ("blue", 4)):
         account = replace(usage(cached, 10), tenant=tenant)
         event = first(f"{tenant}{cached}", account)
@@ -393,9 +393,18 @@ async def test_a_tenant_acts_on_its_own_and_an_admin_on_any(
     assert calls == [
         ("flush", None, "red"),
         ("flush", None, None),
-        ("tree", "red", None, 100),
-        ("tree", None, None, 100),
-        ("tree", "blue", None, 100),
+        ("tree", "red", None, 100, "used"),
+        ("tree", None, None, 100, "used"),
+        ("tree", "blue", None, 100, "used"),
         ("advice", "red"),
         ("advice", None),
     ]
+
+
+async def test_a_tenant_sees_its_own_requests(red: httpx.AsyncClient, boss: httpx.AsyncClient, house: House) -> None:
+    house.world.engine.requests = [replace(LIVE, tenant=tenant) for tenant in ("red", "blue")]
+    for client, query, seen in ((red, "", ["red"]), (boss, "", ["red", "blue"]), (boss, "?tenant=blue", ["blue"])):
+        listed = (await client.get(f"/v1/cache/requests{query}")).json()
+        assert [one["tenant"] for one in listed["requests"]] == seen
+        assert listed["total"] == len(seen)
+    assert (await red.get("/v1/cache/requests?tenant=blue")).status_code == 404

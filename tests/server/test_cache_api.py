@@ -1,12 +1,14 @@
 """The cache's verbs over HTTP: their forms, who may do what to whom, and what a wrong one is told."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
 import pytest
 
+from foreword.base.ids import RequestId
 from foreword.cache.identity import ALONE
-from tests.server.fakes import World
+from tests.server.fakes import LIVE, World
 
 BLOCK = "01" * 32
 
@@ -87,11 +89,23 @@ async def test_tree(client: httpx.AsyncClient, world: World) -> None:
             }
         ],
     }
-    assert world.keeper.calls == [("tree", None, bytes.fromhex(BLOCK), 7)]
-    for query in ("limit=0", "limit=1001", "start=zz"):
+    assert world.keeper.calls == [("tree", None, bytes.fromhex(BLOCK), 7, "used")]
+    assert (await client.get("/v1/cache/tree?order=hits")).status_code == 200
+    assert world.keeper.calls[-1] == ("tree", None, None, 100, "hits")
+    for query in ("limit=0", "limit=1001", "start=zz", "order=size"):
         response = await client.get(f"/v1/cache/tree?{query}")
         assert response.status_code == 422
         assert response.json()["error"]["param"] == query.split("=")[0]
+
+
+async def test_requests(client: httpx.AsyncClient, world: World) -> None:
+    assert (await client.get("/v1/cache/requests")).json() == {"object": "cache.requests", "requests": [], "total": 0}
+    world.engine.requests = [LIVE, replace(LIVE, id=RequestId("r2"))]
+    reply = (await client.get("/v1/cache/requests?limit=1")).json()
+    assert (reply["requests"], reply["total"]) == ([asdict(LIVE)], 2)
+    for query in ("limit=0", "limit=1001", "phase=prefill"):
+        response = await client.get(f"/v1/cache/requests?{query}")
+        assert (response.status_code, response.json()["error"]["param"]) == (422, query.split("=")[0])
 
 
 async def test_advice(client: httpx.AsyncClient, world: World) -> None:

@@ -36,6 +36,7 @@ async def test_routes(client: httpx.AsyncClient) -> None:
         "/v1/cache/lookup",
         "/v1/cache/pin",
         "/v1/cache/public",
+        "/v1/cache/requests",
         "/v1/cache/tree",
         "/v1/cache/unpin",
         "/v1/cache/warm",

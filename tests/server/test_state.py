@@ -36,7 +36,10 @@ async def test_models(client: httpx.AsyncClient) -> None:
 
 async def test_cache(client: httpx.AsyncClient, world: World) -> None:
     reply = (await client.get("/v1/cache")).json()
-    settings = reply.pop("settings")
+    settings, totals = reply.pop("settings"), reply["totals"]
+    assert totals["prompt_tokens"] == {"cached": 0, "computed": 0}
+    assert totals["ttft"]["partial"] == {"requests": 0, "seconds": 0.0}
+    assert len(totals["reasons"]) == 14
     assert reply == {
         "object": "cache",
         "model": "tiny",
@@ -48,6 +51,7 @@ async def test_cache(client: httpx.AsyncClient, world: World) -> None:
         "capacity_tokens": 40,
         "models": [{"id": "tiny", "cacheable": True, "not_cacheable": None, "namespace": "old"}],
         "departures": {},
+        "totals": totals,
         "requests": {"waiting": 1, "running": 2},
         "tenants": None,
     }

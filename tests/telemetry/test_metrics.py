@@ -10,7 +10,7 @@ from foreword.base.ids import RequestId
 from foreword.cache.blocks import PoolState
 from foreword.cache.explain import Explanation
 from foreword.engine.state import EngineState
-from foreword.schedule.plan import Outcome, Sample, StepStats, TokenEvent, Usage
+from foreword.schedule.plan import Outcome, PromptTokens, Sample, StepStats, TokenEvent, Usage
 from foreword.telemetry import Metrics, hit_class
 from foreword.telemetry.metrics import MAX_KEYS
 
@@ -55,6 +55,35 @@ def test_recalled_tokens_count_once_for_each_prompt() -> None:
         events = (first(name, told), TokenEvent(RequestId(name), finish="stop", usage=told))
         metrics.observe(Outcome(1, events))
     assert read(metrics)["foreword_prompt_tokens_recalled_total"] == 12
+
+
+def test_totals_are_what_the_page_says() -> None:
+    metrics = Metrics()
+    assert metrics.totals().prompt_tokens == PromptTokens()
+    asked = {
+        "a": usage(0, 20),
+        "b": replace(usage(16, 4, "diverged", 0.5), tenant="red"),
+        "c": usage(16, 1, "diverged"),
+    }
+    for name, told in asked.items():
+        tenants = {"red": PromptTokens(16, 4)} if told.tenant else {}
+        stats = StepStats(
+            num_chunks=1,
+            prompt_tokens_cached=told.cached_tokens,
+            prompt_tokens_computed=told.computed_tokens,
+            tenants=tenants,
+        )
+        metrics.observe(Outcome(1, (first(name, told),), stats))
+    totals, rows = metrics.totals(), read(metrics)
+    assert totals.prompt_tokens == PromptTokens(32, 25)
+    assert totals.reasons["diverged"] == (2, 5)
+    assert totals.reasons["never_seen"] == (1, 20)
+    assert sum(num for num, _ in totals.reasons.values()) == 3
+    assert totals.ttft == {"miss": (1, 0.2), "partial": (2, 0.7), "full": (0, 0.0)}
+    assert totals.saved_s == rows["foreword_saved_seconds_total"]
+    assert rows["foreword_lookups_total{reason=diverged}"] == 2
+    assert metrics.prompt_tokens_of("red") == PromptTokens(16, 4)
+    assert metrics.prompt_tokens_of("blue") == PromptTokens()
 
 
 def test_counters_add_up_the_outcomes() -> None:

@@ -87,9 +87,18 @@ class PrefixIndex:
         """The published blocks that continue this hash (or root)."""
         return [child for _, child in self._children.get(name, ())]
 
-    def continued(self, name: BlockHash) -> list[tuple[BlockHash, BlockId]]:
-        """The published blocks that continue this hash (or root), each with its hash."""
-        return [(child, self._blocks[child]) for child in self.children(name)]
+    def only_child(self, name: BlockHash) -> BlockHash | None:
+        """The published block that continues this hash (or root), if it is one and no more."""
+        siblings = self._children.get(name, ())
+        return siblings[0][1] if len(siblings) == 1 else None
+
+    def num_children(self, name: BlockHash) -> int:
+        """How many published blocks continue this hash (or root)."""
+        return len(self._children.get(name, ()))
+
+    def continued(self, name: BlockHash, start: int, stop: int) -> list[tuple[BlockHash, BlockId]]:
+        """Those from number `start` on and before `stop`, each with its hash."""
+        return [(child, self._blocks[child]) for _, child in self._children.get(name, ())[start:stop]]
 
     def nearest(self, parent: BlockHash, content: Content) -> tuple[BlockHash, int] | None:
         """Among the children of `parent` with equal extras, one that begins most like `content`, and the tokens shared.

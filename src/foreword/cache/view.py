@@ -1,8 +1,11 @@
 """Walk: a bounded look at the tree of published blocks, in portions small enough to fit between two steps."""
 
 from array import array
-from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass
+from heapq import heappop, heappush, nlargest
+from itertools import count
+from typing import Literal
 
 from foreword.base.ids import BlockHash, BlockId
 from foreword.cache.blocks import BlockPool
@@ -10,8 +13,12 @@ from foreword.cache.expiry import NEVER
 from foreword.cache.identity import PUBLIC
 from foreword.cache.index import PrefixIndex
 
-_PORTION = 1_000
-"""Blocks looked at in one go: one to two milliseconds."""
+Order = Literal["used", "hits"]
+"""Level by level and the most lately used first, or what was hit most often before all else."""
+
+PORTION = 800
+"""What is looked at in one go: about a millisecond. Children of a block count as one each, blocks of a run as two."""
+_RUN_BLOCK = 2
 _SHOWN_TOKENS = 32
 
 
@@ -42,80 +49,180 @@ class Node:
 
 
 class Walk:
-    """The tree from the top down, level by level and the most lately used first, until there are `limit` nodes."""
+    """The tree from the top down, in one of two orders, until there are `limit` nodes.
 
-    __slots__ = ("_limit", "_owner", "_start", "_todo", "more", "nodes")
+    A block is hit at least as often as those that continue it, so in the order of hits the nodes are those of the whole
+    tree that were hit most. What comes to the tree or leaves it between two portions may be left out.
+    """
 
-    def __init__(self, *, owner: str | None = None, start: BlockHash | None = None, limit: int = 100) -> None:
+    __slots__ = (
+        "_limit",
+        "_order",
+        "_owner",
+        "_pushed",
+        "_ranks",
+        "_spent",
+        "_start",
+        "_steps",
+        "_todo",
+        "more",
+        "nodes",
+    )
+
+    def __init__(
+        self, *, owner: str | None = None, start: BlockHash | None = None, limit: int = 100, order: Order = "used"
+    ) -> None:
         """`owner`: only what is this one's; None: everybody's. `start`: only what continues this block."""
         self._owner = owner
         self._start = start
         self._limit = limit
-        self._todo: deque[tuple[BlockHash | None, BlockHash]] | None = None
+        self._order: Order = order
+        self._todo: list[tuple[float, int, int, BlockHash | None, BlockHash]] = []
+        # Rank, a number of its own, depth, the run that it continues, its first block.
+        self._pushed = set[BlockHash]()
+        self._ranks = count()
+        self._spent = 0
+        self._steps: _Steps | None = None
         self.nodes: list[Node] = []
         self.more = False
         """Whether the limit has cut anything off."""
 
+    @property
+    def spent(self) -> int:
+        """What was looked at in the last portion; see `PORTION`."""
+        return self._spent
+
     def go(self, index: PrefixIndex, pool: BlockPool) -> bool:
-        """Look at some more of it; False once it is done. What leaves the tree in between is left out."""
-        if self._todo is None:
-            tops = [self._start] if self._start is not None else sorted(index.roots)
-            self._todo = deque((self._start, name) for top in tops for name in self._below(top, index, pool))
-        seen = 0
-        while self._todo and seen < _PORTION:
+        """Look at some more of it; False once it is done."""
+        if self._steps is None:
+            self._steps = self._all(index, pool)
+        self._spent = 0
+        for _ in self._steps:
+            return True
+        return False
+
+    def _all(self, index: PrefixIndex, pool: BlockPool) -> "_Steps":
+        for top in [self._start] if self._start is not None else sorted(index.roots):
+            below = yield from self._below(top, index, pool)
+            self._push(self._start, 0, below)
+        while self._todo:
             if len(self.nodes) >= self._limit:
                 self.more = True
-                return False
-            seen += self._visit(*self._todo.popleft(), index, pool)
-        return bool(self._todo)
+                return
+            _, _, depth, parent, first = heappop(self._todo)
+            yield from self._visit(parent, depth, first, index, pool)
 
-    def _visit(self, parent: BlockHash | None, first: BlockHash, index: PrefixIndex, pool: BlockPool) -> int:
+    def _push(self, parent: BlockHash | None, depth: int, below: "_Below") -> None:
+        for hits, name in below.best:
+            if name in self._pushed:
+                continue  # the tree grew between two portions, and it stood further behind
+            self._pushed.add(name)
+            rank = depth if self._order == "used" else -hits
+            heappush(self._todo, (rank, next(self._ranks), depth, parent, name))
+
+    def _visit(
+        self, parent: BlockHash | None, depth: int, first: BlockHash, index: PrefixIndex, pool: BlockPool
+    ) -> "_Steps":
         block = index.find(first)
         if block is None:
-            return 1
+            return
+        worth, hidden = pool.worth_of(block), self._hides(block, pool)
+        hits, last_used, held = pool.hits[block], pool.last_used(block), pool.is_held(block)
+        owner, pinned = pool.owner_of(block), pool.is_pinned(block)
         last, num_blocks, tokens = first, 1, array("I", index.content(first).raw)
-        below = self._below(first, index, pool)
-        while len(below) == 1 and self._is_one(last, below[0], index, pool):
-            last = below[0]
+        while True:
+            self._spent += _RUN_BLOCK
+            if self._spent >= PORTION:
+                yield
+            children = None
+            name = index.only_child(last)
+            if name is None:
+                # Others' blocks, which this view does not show, must not show by where a public run ends either.
+                children = yield from self._below(last, index, pool)
+                name = children.best[0][1] if children.num == 1 else None
+            block = None if name is None else index.find(name)
+            if name is None or block is None or not self._is_same(block, owner, pinned, hits, pool):
+                break
+            last, num_blocks = name, num_blocks + 1
             if len(tokens) < _SHOWN_TOKENS:
                 tokens.frombytes(index.content(last).raw)
-            num_blocks += 1
-            below = self._below(last, index, pool)
-        worth, hidden = pool.worth_of(block), self._hides(block, pool)
+        if children is None:
+            children = yield from self._below(last, index, pool)
         self.nodes.append(
             Node(
                 name=last,
                 parent=parent,
-                owner=pool.owner_of(block),
+                owner=owner,
                 num_blocks=num_blocks,
                 begins=tuple(tokens[:_SHOWN_TOKENS]),
-                hits=None if hidden else pool.hits[block],
-                last_used_s=None if hidden else pool.last_used(block),
-                held=None if hidden else pool.is_held(block),
-                pinned=pool.is_pinned(block),
+                hits=None if hidden else hits,
+                last_used_s=None if hidden else last_used,
+                held=None if hidden else held,
+                pinned=pinned,
                 priority=worth.rank,
                 ttl_s=worth.ttl_s,
-                num_children=len(below),
+                num_children=children.num,
             )
         )
-        if self._todo is not None:
-            self._todo.extend((last, name) for name in below)
-        return num_blocks
+        self._push(last, depth + 1, children)
 
-    def _is_one(self, name: BlockHash, below: BlockHash, index: PrefixIndex, pool: BlockPool) -> bool:
-        """Whether a block and its only continuation are one run: of one owner, and both pinned or none."""
-        one, other = index.blocks([name, below])
-        same = pool.owner_of(one) == pool.owner_of(other) and pool.is_pinned(one) == pool.is_pinned(other)
-        return same and (self._hides(one, pool) or pool.hits[one] == pool.hits[other])
+    def _is_same(self, block: BlockId, owner: str, pinned: bool, hits: int, pool: BlockPool) -> bool:
+        """Whether a block belongs to a run of this owner, pinned or not, and with these hits, as far as they show."""
+        same = pool.owner_of(block) == owner and pool.is_pinned(block) == pinned
+        return same and (self._hides(block, pool) or pool.hits[block] == hits)
 
     def _hides(self, block: BlockId, pool: BlockPool) -> bool:
         """Whether the use of a block, and with it the order among such blocks, is not this view's to show."""
         return self._owner not in (None, PUBLIC) and pool.owner_of(block) == PUBLIC
 
-    def _below(self, name: BlockHash, index: PrefixIndex, pool: BlockPool) -> list[BlockHash]:
-        """What continues a block, the most lately used first; under a tenant's eyes only what is its own or public."""
-        found: list[tuple[float, BlockHash]] = []
-        for child, block in index.continued(name):
-            if self._owner is None or pool.owner_of(block) in (self._owner, PUBLIC):
-                found.append((NEVER if self._hides(block, pool) else pool.last_used(block), child))
-        return [child for _, child in sorted(found, reverse=True)]
+    def _below(self, name: BlockHash, index: PrefixIndex, pool: BlockPool) -> "Generator[None, None, _Below]":
+        """What continues a block, the first in order first; under a tenant's eyes only what is its own or public."""
+        found = list[_Child]()
+        num, at, own = 0, 0, (self._owner, PUBLIC)
+        while at < index.num_children(name):
+            portion = index.continued(name, at, at + max(1, PORTION - self._spent))
+            for child, block in portion:
+                if self._owner is None:
+                    found.append((float(pool.hits[block]), pool.last_used(block), child))
+                elif pool.owner_of(block) in own:
+                    hidden = self._hides(block, pool)
+                    found.append(
+                        (pool.hits[block], pool.last_used(block), child) if not hidden else (NEVER, NEVER, child)
+                    )
+            at += len(portion)
+            self._spent += len(portion)
+            if len(found) > 2 * self._limit + PORTION:
+                num, found = num + len(found), self._first(found)
+                num -= len(found)
+            if self._spent >= PORTION:
+                yield
+        num += len(found)
+        best = found if len(found) == 1 else self._first(found)
+        if num > len(best):
+            self.more = True
+        return _Below(num, [(of[0], of[2]) for of in best])
+
+    def _first(self, found: list["_Child"]) -> list["_Child"]:
+        """As many as can be shown: the most lately used, or those with the most hits."""
+        return nlargest(self._limit, found, key=None if self._order == "hits" else _by_use)
+
+
+def _by_use(child: "_Child") -> tuple[float, float, BlockHash]:
+    return child[1], child[0], child[2]
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """What continues a block."""
+
+    num: int
+    """All of it that may be seen."""
+    best: list[tuple[float, BlockHash]]
+    """As much as can be shown, each with its hits."""
+
+
+_Child = tuple[float, float, BlockHash]
+"""Hits, when it was last used, and its name."""
+
+_Steps = Generator[None, None, None]
+"""Stops after each portion."""

@@ -20,7 +20,7 @@ from foreword.cache.explain import Explanation
 from foreword.cache.identity import PUBLIC, Chain
 from foreword.cache.prefix_cache import Flushed, PrefixCache
 from foreword.engine.engine import Engine
-from foreword.engine.state import EngineState, TenantState
+from foreword.engine.state import EngineState, LiveRequest, TenantState, live_request
 from foreword.engine.stream import Stream
 from foreword.schedule.admission import Limits
 from foreword.schedule.plan import Outcome, TokenEvent
@@ -41,6 +41,7 @@ class Worker:
         self._max_live = max_live
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._streams: dict[RequestId, Stream] = {}
+        self._asked: dict[RequestId, Submission] = {}
         self._num_live: Counter[str] = Counter()
         self._lock = Condition(Lock())
         """Guards what follows and the streams; told when the last stream has gone."""
@@ -86,6 +87,17 @@ class Worker:
             tenants=self._tenants(),
         )
 
+    def live(self, tenant: str | None = None, limit: int = 100) -> tuple[tuple[LiveRequest, ...], int]:
+        """The oldest requests that are not over, a tenant's or (None) all, at most `limit`, and how many there are.
+
+        A moment old, never blocking a step.
+        """
+        with self._lock:
+            asked = list(self._asked.values())
+        own = [one for one in asked if tenant is None or one.chain.tenant.name == tenant]
+        requests, now = self._engine.scheduler.requests(), self.now()
+        return tuple(live_request(one, requests.get(one.id), now) for one in own[:limit]), len(own)
+
     def _tenants(self) -> dict[str, TenantState]:
         with self._lock:
             live = dict(self._num_live)
@@ -114,6 +126,7 @@ class Worker:
         with self._lock:
             self._check_open(submission)
             self._streams[submission.id] = stream
+            self._asked[submission.id] = submission
             self._num_live[tenant] += 1
             self._inbox.put(lambda: self._engine.scheduler.add(submission))
         return stream
@@ -241,6 +254,7 @@ class Worker:
     def _forget(self, stream: Stream) -> None:
         with self._lock:
             del self._streams[stream.request]
+            del self._asked[stream.request]
             self._num_live[stream.tenant] -= 1
             if not self._num_live[stream.tenant]:
                 del self._num_live[stream.tenant]
@@ -276,7 +290,7 @@ class Worker:
         """Nobody waits for a dead engine: what is live ends, with the reason."""
         with self._lock:
             self._stopping = self._buried = True
-            left, self._streams = self._streams, {}
+            left, self._streams, self._asked = self._streams, {}, {}
             self._num_live.clear()
             self._lock.notify_all()
         why = "the server stopped" if self._death is None else f"the engine died: {self._death}"

@@ -13,7 +13,7 @@ from foreword.cache.explain import Explanation
 from foreword.cache.identity import ALONE, Chain, Tenant
 from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
-from foreword.cache.view import Node, Walk
+from foreword.cache.view import Node, Order, Walk
 from foreword.engine.client import EngineClient
 from foreword.front.advice import Advice
 from foreword.front.answer import Answer
@@ -132,15 +132,15 @@ class Keeper:
         return self._engine.flush()
 
     def tree(
-        self, tenant: Tenant | None = None, start: BlockHash | None = None, limit: int = 100
+        self, tenant: Tenant | None = None, start: BlockHash | None = None, limit: int = 100, order: Order = "used"
     ) -> tuple[tuple[Sight, ...], bool]:
         """The tree from the top down, at most `limit` nodes, and whether there are more. None: of all tenants.
 
-        Between two steps at a time it looks at a thousand blocks or so. Raises NotFound for a `start` that is unknown.
+        Between two steps at a time it works for a millisecond or so. Raises NotFound for a `start` that is unknown.
         """
         if start is not None and tenant is not None and start not in self._front.served.space.public:
             self._own(start, tenant)
-        walk = Walk(owner=None if tenant is None else tenant.name, start=start, limit=limit)
+        walk = Walk(owner=None if tenant is None else tenant.name, start=start, limit=limit, order=order)
         while self._engine.on_cache(lambda cache: cache.look(walk)):
             pass
         vocabulary, now = self._front.served.tokenizer.vocabulary, self._engine.now()

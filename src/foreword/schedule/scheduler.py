@@ -112,6 +112,10 @@ class Scheduler:
                 found.setdefault(lease.tenant, []).append(set(lease.blocks))
         return found
 
+    def requests(self) -> dict[RequestId, Request]:
+        """All that are not over, by id. From any thread, a moment old."""
+        return self._requests.copy()
+
     @property
     def busy(self) -> bool:
         """Whether any request is unfinished or any plan uncommitted."""

@@ -86,6 +86,7 @@ def _add_verbs(app: FastAPI) -> None:
     """What is done to the cache by name: a tenant's own to everybody, all of it to an operator."""
     app.add_api_route("/v1/cache/tree", cache_api.get_tree, responses=_errors(400, 401, 404, 503))
     app.add_api_route("/v1/cache/advice", cache_api.get_advice, responses=_errors(401, 404))
+    app.add_api_route("/v1/cache/requests", cache_api.get_requests, responses=_errors(401, 404))
     for name, endpoint, body, locked in (
         ("lookup", cache_api.lookup, cache_api.LookupRequest, False),
         ("warm", cache_api.warm, cache_api.WarmRequest, False),

@@ -1,4 +1,4 @@
-"""Verbs over the cache: look up, warm, pin, unpin, flush; the tree, and advice.
+"""Verbs over the cache: look up, warm, pin, unpin, flush; the tree, advice, and the requests under way.
 
 A tenant looks up, warms, flushes and sees what is its own; an admin key does it for any tenant, and pins. Of what is
 another tenant's nobody learns even that it is there.
@@ -6,6 +6,7 @@ another tenant's nobody learns even that it is there.
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import anyio.to_thread
@@ -16,6 +17,8 @@ from pydantic_core import PydanticCustomError
 from foreword.base.ids import BlockHash
 from foreword.cache.expiry import NEVER
 from foreword.cache.identity import Tenant
+from foreword.cache.view import Order
+from foreword.engine.state import Phase
 from foreword.front.ask import Ask, Caller, Conversation
 from foreword.front.keeper import Prefix, Sight
 from foreword.server.auth import caller, principal, whose
@@ -52,7 +55,7 @@ Block = Annotated[str, AfterValidator(_check_block)]
 TenantName = Annotated[str, Field(min_length=1, max_length=256)]
 
 MAX_NODES = 1_000
-"""Nodes of one view of the tree at most."""
+"""Nodes of one view of the tree at most, and requests of one list."""
 
 
 class Prompted(Wire):
@@ -221,7 +224,7 @@ class NodeReply(Reply):
 
 
 class TreeReply(Reply):
-    """The tree of cached prefixes from the top down, the most lately used first."""
+    """The tree of cached prefixes from the top down: the most lately used first, or those with the most hits."""
 
     object: Literal["cache.tree"] = "cache.tree"
     block_size: int
@@ -242,6 +245,35 @@ class AdviceList(Reply):
 
     object: Literal["cache.advice"] = "cache.advice"
     advice: list[OwnedAdvice]
+
+
+class LiveReply(Reply):
+    """One request that is not over."""
+
+    id: str
+    """The engine's own name for it, one for each prompt."""
+    tenant: str
+    """"" on a server without keys."""
+    key: str
+    """The label that it was sent with."""
+    phase: Phase
+    """`waiting` holds nothing; `prefill`: the prompt is computed; `decode`: the answer is."""
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    """Of the prompt, so far."""
+    completion_tokens: int
+    """So far."""
+    age_s: float
+
+
+class LiveList(Reply):
+    """The requests that are not over, the oldest first."""
+
+    object: Literal["cache.requests"] = "cache.requests"
+    requests: list[LiveReply]
+    total: int
+    """How many there are, in the list or not."""
 
 
 async def lookup(request: Request) -> LookupReply:
@@ -321,12 +353,13 @@ async def get_tree(
     tenant: str | None = None,
     start: Block | None = None,
     limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = 100,
+    order: Order = "used",
 ) -> TreeReply:
     """The tree of cached prefixes, as much of it as the key may see."""
     service, who = service_of(request), principal(request)
     view = None if tenant is None and who.admin else _whose(request, tenant)
     top = None if start is None else BlockHash(bytes.fromhex(start))
-    sights, more = await _run(lambda: service.keeper.tree(view, top, limit))
+    sights, more = await _run(lambda: service.keeper.tree(view, top, limit, order))
     size = service.limits.block_size
     return TreeReply(block_size=size, nodes=[_node(sight, size) for sight in sights], more=more)
 
@@ -337,6 +370,16 @@ async def get_advice(request: Request, tenant: str | None = None) -> AdviceList:
     whom = None if tenant is None and who.admin else _whose(request, tenant)
     found = await _run(lambda: service.keeper.advice(whom))
     return AdviceList(advice=[OwnedAdvice(tenant=owner, **advice_of(said).model_dump()) for owner, said in found])
+
+
+async def get_requests(
+    request: Request, tenant: str | None = None, limit: Annotated[int, Query(ge=1, le=MAX_NODES)] = 100
+) -> LiveList:
+    """The requests under way: to an operator all, to a tenant its own."""
+    service, who = service_of(request), principal(request)
+    name = None if tenant is None and who.admin else _whose(request, tenant).name
+    found, total = service.engine.live(name, limit)
+    return LiveList(requests=[LiveReply.model_validate(asdict(one)) for one in found], total=total)
 
 
 def _node(sight: Sight, block_size: int) -> NodeReply:

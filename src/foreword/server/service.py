@@ -13,7 +13,8 @@ from foreword.cache.explain import Explanation
 from foreword.cache.identity import Tenant
 from foreword.cache.pins import Pinned
 from foreword.cache.prefix_cache import Flushed
-from foreword.engine.state import EngineState
+from foreword.cache.view import Order
+from foreword.engine.state import EngineState, LiveRequest
 from foreword.front.advice import Advice
 from foreword.front.ask import Ask, Caller, Piece
 from foreword.front.keeper import Finding, Prefix, Sight
@@ -76,6 +77,10 @@ class Engine(Protocol):
         """Numbers of this moment, from any thread."""
         ...
 
+    def live(self, tenant: str | None, limit: int, /) -> tuple[tuple[LiveRequest, ...], int]:
+        """The oldest requests of a tenant or of all, and how many there are, from any thread."""
+        ...
+
 
 class Operator(Protocol):
     """What operators do to the running model; `front.operator.Operator` is one. All of it may take long."""
@@ -131,7 +136,9 @@ class Keeper(Protocol):
         """Forget a prefix, or all of a tenant, or everything. Raises RequestError and NotFound."""
         ...
 
-    def tree(self, tenant: Tenant | None, start: BlockHash | None, limit: int, /) -> tuple[tuple[Sight, ...], bool]:
+    def tree(
+        self, tenant: Tenant | None, start: BlockHash | None, limit: int, order: Order, /
+    ) -> tuple[tuple[Sight, ...], bool]:
         """The tree from the top down, and whether there is more. Raises NotFound."""
         ...
 

@@ -7,12 +7,13 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from foreword.cache.departed import Cause
+from foreword.cache.explain import Reason
 from foreword.engine.state import EngineState, TenantState
 from foreword.server.auth import principal, whose
 from foreword.server.paths import routes_of
 from foreword.server.service import Service, Setting, service_of
 from foreword.server.wire import Reply
-from foreword.telemetry.metrics import CONTENT_TYPE
+from foreword.telemetry.metrics import CONTENT_TYPE, HitClass
 
 
 class Blocks(Reply):
@@ -67,10 +68,18 @@ class TenantRequests(Requests):
     """How many they may be together."""
 
 
+class TokensReply(Reply):
+    """Prompt tokens since the server's start."""
+
+    cached: int
+    computed: int
+
+
 class Tenant(Reply):
     """One tenant: nothing but its own."""
 
     tenant: str
+    prompt_tokens: TokensReply
     blocks: TenantBlocks
     requests: TenantRequests
     max_context: int
@@ -95,6 +104,32 @@ class TenantCache(CacheFacts, Tenant):
     """The answer of `GET /v1/cache` to a tenant, or about one."""
 
 
+class ReasonTotal(Reply):
+    """The requests whose match ended for one reason."""
+
+    requests: int
+    tokens: int
+    """Of their prompts, computed."""
+
+
+class TtftTotal(Reply):
+    """The first tokens of one class of hits: `seconds / requests` is the mean time to one."""
+
+    requests: int
+    seconds: float
+
+
+class TotalsReply(Reply):
+    """What has been counted since the server's start."""
+
+    prompt_tokens: TokensReply
+    saved_seconds: float
+    """What the cached tokens would have cost, as `saved` in the answers."""
+    reasons: dict[Reason, ReasonTotal]
+    ttft: dict[HitClass, TtftTotal]
+    """`miss`: nothing was cached; `full`: all that can be; `partial`."""
+
+
 class CacheState(CacheFacts):
     """The answer of `GET /v1/cache` to an operator."""
 
@@ -103,6 +138,7 @@ class CacheState(CacheFacts):
     models: list[ModelFacts]
     departures: dict[Cause, int]
     """Blocks that have left the cache so far, by cause."""
+    totals: TotalsReply
     requests: Requests
     settings: dict[str, dict[str, Setting]]
     """All settings by section; `effective` holds what `auto` became."""
@@ -192,6 +228,7 @@ def _whole(service: Service, state: EngineState, facts: dict[str, Any]) -> Cache
                 )
             ],
             "departures": dict(state.departures),
+            "totals": _totals(service),
             "capacity_tokens": pool.total * service.limits.block_size,
             "requests": Requests(waiting=state.waiting, running=state.running),
             "settings": {**asdict(service.config), "effective": dict(service.effective())},
@@ -200,11 +237,23 @@ def _whole(service: Service, state: EngineState, facts: dict[str, Any]) -> Cache
     )
 
 
+def _totals(service: Service) -> TotalsReply:
+    totals = service.metrics.totals()
+    return TotalsReply(
+        prompt_tokens=TokensReply(cached=totals.prompt_tokens.cached, computed=totals.prompt_tokens.computed),
+        saved_seconds=totals.saved_s,
+        reasons={name: ReasonTotal(requests=num, tokens=tokens) for name, (num, tokens) in totals.reasons.items()},
+        ttft={hit: TtftTotal(requests=num, seconds=seconds) for hit, (num, seconds) in totals.ttft.items()},
+    )
+
+
 def _tenant(name: str, service: Service, state: EngineState) -> Tenant:
     its = state.tenants.get(name, TenantState())
+    tokens = service.metrics.prompt_tokens_of(name)
     limit = service.keys.keys.tenants[name].max_requests if service.keys is not None else 0
     return Tenant(
         tenant=name,
+        prompt_tokens=TokensReply(cached=tokens.cached, computed=tokens.computed),
         blocks=TenantBlocks(
             share=service.limits.shares.get(name, 0),
             cached=its.cached,

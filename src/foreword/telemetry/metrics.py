@@ -20,7 +20,7 @@ from foreword.base.params import FinishReason
 from foreword.cache.departed import Cause
 from foreword.cache.explain import Reason
 from foreword.engine.state import EngineState
-from foreword.schedule.plan import Outcome, StepStats, TokenEvent, Usage
+from foreword.schedule.plan import Outcome, PromptTokens, StepStats, TokenEvent, Usage
 from foreword.telemetry.pace import Pace
 
 HitClass = Literal["miss", "partial", "full"]
@@ -56,6 +56,18 @@ def hit_class(usage: Usage) -> HitClass:
     if usage.cached_tokens == 0:
         return "miss"
     return "full" if usage.reason == "complete" else "partial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What was counted since the start, for status pages."""
+
+    prompt_tokens: PromptTokens
+    saved_s: float
+    reasons: Mapping[Reason, tuple[int, int]]
+    """By why their match stopped: requests, and prompt tokens that they computed."""
+    ttft: Mapping[HitClass, tuple[int, float]]
+    """By hit class: first tokens, and the seconds to all of them together."""
 
 
 @dataclass(slots=True)
@@ -140,6 +152,23 @@ class Metrics:
             self._gauges.read(state)
             return generate_latest(_Page(self._registry))
 
+    def totals(self) -> Totals:
+        """The counters of this moment."""
+        with self._lock:
+            lookups, missed = _values(self._lookups), _values(self._missed)
+            cached, computed = self._totals["prompt_tokens_cached"], self._totals["prompt_tokens_computed"]
+            return Totals(
+                prompt_tokens=PromptTokens(int(_values(cached)[()]), int(_values(computed)[()])),
+                saved_s=_values(self._saved)[()],
+                reasons={name: (int(lookups[name,]), int(missed[name,])) for name in get_args(Reason)},
+                ttft={hit: _first_tokens(family) for hit, family in self._ttft.items()},
+            )
+
+    def prompt_tokens_of(self, tenant: str) -> PromptTokens:
+        """What this tenant's prompts took from the cache and computed."""
+        with self._lock:
+            return self._tenants.prompt_tokens(tenant)
+
     def _count_event(self, event: TokenEvent, now: float) -> None:
         track = self._tracks.get(event.request)
         if track is None and event.usage is not None and event.sample is not None:
@@ -176,6 +205,19 @@ class Metrics:
         return {hit: family.labels(hit) for hit in get_args(HitClass)}
 
 
+def _values(counter: Counter) -> dict[tuple[str, ...], float]:
+    """A counter's values by their labels."""
+    (family,) = counter.collect()
+    return {tuple(row.labels.values()): row.value for row in family.samples if row.name.endswith("_total")}
+
+
+def _first_tokens(family: Histogram) -> tuple[int, float]:
+    """A histogram's number and sum."""
+    (collected,) = family.collect()
+    rows = {row.name.rsplit("_", 1)[1]: row.value for row in collected.samples}
+    return int(rows["count"]), rows["sum"]
+
+
 class _Tenants:
     """What tenants of a server with keys asked for; on a server without them there is nothing to see."""
 
@@ -202,6 +244,11 @@ class _Tenants:
             if tenant:
                 self._cached.labels(tenant).inc(tokens.cached)
                 self._computed.labels(tenant).inc(tokens.computed)
+
+    def prompt_tokens(self, tenant: str) -> PromptTokens:
+        """The two sums of one tenant."""
+        cached, computed = (_values(counter).get((tenant,), 0) for counter in (self._cached, self._computed))
+        return PromptTokens(int(cached), int(computed))
 
     def ended(self, usage: Usage) -> None:
         """A request is over, with or without an answer."""
