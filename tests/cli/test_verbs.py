@@ -21,7 +21,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize("arguments", [[], ["serve"], ["demo"], ["identity"], ["keys"], ["keys", "add"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["serve"], ["demo"], ["identity"], ["keys"], ["keys", "add"], ["inspect"], ["explain"]]
+)
 def test_help_is_quick_and_loads_nothing_heavy(arguments: list[str]) -> None:
     start = time.perf_counter()
     out, _ = spawn(*arguments, "--help", code=LOADED).communicate(timeout=60)
