@@ -7,8 +7,9 @@ import sys
 import pytest
 from hypothesis import settings
 
-# Read when torch and huggingface_hub are imported, so set before any test module is.
+# Read when torch, huggingface_hub and litellm are imported, so set before any test module is.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,6 +1,7 @@
 """What an operator does: heads that all tenants share, and a reload that fails or not."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from foreword.front.front import Front, Served
 from foreword.front.keeper import Keeper
 from foreword.front.operator import Operator, head_ids
 from foreword.text.recall import Recall
+from foreword.text.tokenizer import Tokenizer
 from tests.front.played import PlayedEngine
 
 RED, BLUE = Tenant.named("red"), Tenant.named("blue")
@@ -66,6 +68,29 @@ def test_the_head_of_messages_is_what_every_conversation_begins_with(
     ]
     red, blue = chain(front, engine, conversations[0], RED), chain(front, engine, conversations[1], BLUE)
     assert shared(red, blue) == marked.num_blocks == len(ids) // 4
+
+
+@pytest.mark.parametrize(
+    ("user", "shown"), [("someone", False), ("{{ message.content | length }}", False), ("{{ message.content }}", True)]
+)
+def test_a_template_that_does_not_show_where_a_user_begins(
+    front: Front, embedded_directory: Path, tmp_path: Path, user: str, shown: bool
+) -> None:
+    for file in embedded_directory.glob("*token*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    says = "{% if message.role == 'user' %}" + user + "{% else %}{{ message.content }}{% endif %}|"
+    (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}" + says + "{% endfor %}")
+    served = replace(front.served, tokenizer=Tokenizer(tmp_path))
+    front.served = served
+    keeper = Keeper(front, PlayedEngine())
+    if shown:
+        assert front.tokenizer.decode(head_ids(SYSTEM, served)) == f"{HEAD}|"
+        assert keeper.flush(SYSTEM).dropped == 0
+        return
+    for ask in (lambda: head_ids(SYSTEM, served), lambda: keeper.flush(SYSTEM), lambda: keeper.pin(SYSTEM)):
+        with pytest.raises(RequestError, match="does not show where a user's next words begin") as refused:
+            ask()
+        assert refused.value.field == "messages"
 
 
 def test_heads_may_overlap_and_one_can_go(front: Front, engine: PlayedEngine, operator: Operator) -> None:

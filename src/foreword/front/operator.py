@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from threading import Lock
 
 from foreword.base.errors import NotFound, RequestError
@@ -121,7 +122,8 @@ class Operator:
 def head_ids(head: Head, served: Served, tenant: Tenant | None = None) -> tuple[int, ...]:
     """The tokens of a head; of messages, those that stay the same whatever a user says next. Raises RequestError.
 
-    As `tenant` sends it, with the answers that it got; None: as anybody does.
+    As `tenant` sends it, with the answers that it got; None: as anybody does. A template or a tokenizer that makes the
+    same of two different words does not show where a user's begin, and then nobody can say what the head is.
     """
 
     def ids(prompt: Head) -> tuple[int, ...]:
@@ -130,7 +132,13 @@ def head_ids(head: Head, served: Served, tenant: Tenant | None = None) -> tuple[
     if isinstance(head, str):
         return ids(head)
     one, other = (ids(Conversation((*head.messages, {"role": "user", "content": text}))) for text in ("a", "0"))
-    return one[: next(i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)]
+    if one == other:
+        raise RequestError(
+            "this model's template or tokenizer does not show where a user's next words begin; name the prefix as text"
+            " or ids",
+            field=field_of(head),
+        )
+    return one[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))]
 
 
 def _measured(head: Head, served: Served) -> PublicHead:

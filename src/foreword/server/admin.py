@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import anyio.to_thread
 from fastapi import Request
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from foreword.base.errors import Unavailable
 from foreword.front.ask import Conversation
@@ -14,9 +14,11 @@ from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
 from foreword.server.openai.requests import ChatMessage, turns
 from foreword.server.service import Service, service_of
-from foreword.server.wire import Reply, Text, Wire, check_one
+from foreword.server.wire import Reply, Text, Wire, check_one, described_as_one
 
 _log = logging.getLogger(__name__)
+
+_HEADS = ("prompt", "messages")
 
 
 class Nothing(Wire):
@@ -25,6 +27,8 @@ class Nothing(Wire):
 
 class PublicHeadRequest(Wire):
     """`POST /v1/cache/public`: one of `prompt` and `messages`."""
+
+    model_config = ConfigDict(json_schema_extra=lambda schema: described_as_one(schema, _HEADS))
 
     prompt: Text | None = None
     """Raw text, tokenised as `/v1/completions` does."""
@@ -35,7 +39,7 @@ class PublicHeadRequest(Wire):
 
     @model_validator(mode="after")
     def _check_one(self) -> "PublicHeadRequest":
-        check_one(self, ("prompt", "messages"))
+        check_one(self, _HEADS)
         return self
 
     def head(self) -> Head:

@@ -1,7 +1,7 @@
 """The app: routes, error forms and the API's description, around one explicit `Service`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -24,6 +24,7 @@ from foreword.server.openai.responses import ChatCompletion, Completion
 from foreword.server.service import Service
 from foreword.server.wire import ErrorReply, Wire
 
+_STREAM: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 _REFERENCE = "#/components/schemas/{model}"
 _BODIES: tuple[type[Wire], ...] = (
     ChatRequest,
@@ -52,12 +53,14 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit, max_body_bytes=service.config.server.max_body_bytes, metrics=service.metrics)
     app.add_middleware(Authentication, keys=service.keys, metrics=service.metrics)  # the outermost: it comes first
     _add_error_forms(app)
-    _add_generation(app, "/v1/chat/completions", chat_completions.create_chat_completion, ChatRequest, ChatCompletion)
-    _add_generation(app, "/v1/completions", completions.create_completion, CompletionRequest, Completion)
-    _add_generation(app, "/chat", chat.create_chat, chat.PlainRequest, chat.PlainReply)
+    _add_generation(
+        app, "/v1/chat/completions", chat_completions.create_chat_completion, (ChatRequest, ChatCompletion), _STREAM
+    )
+    _add_generation(app, "/v1/completions", completions.create_completion, (CompletionRequest, Completion), _STREAM)
+    _add_generation(app, "/chat", chat.create_chat, (chat.PlainRequest, chat.PlainReply), {})
     app.add_api_route("/v1/models", models.list_models)
     app.add_api_route("/v1/models/{model:path}", models.retrieve_model, responses=_errors(404))
-    app.add_api_route("/v1/cache", state.get_cache)
+    app.add_api_route("/v1/cache", state.get_cache, responses=_errors(404))
     app.add_api_route("/", state.get_index)
     app.add_api_route("/health", state.get_health, responses=_answers(state.Health, 200, 503))
     app.add_api_route("/ready", state.get_ready, responses=_answers(state.Health, 200, 503))
@@ -123,14 +126,22 @@ def _add_for_operators(app: FastAPI) -> None:
 
 
 def _add_generation(
-    app: FastAPI, path: str, endpoint: Callable[..., Any], body: type[Wire], reply: type[BaseModel]
+    app: FastAPI,
+    path: str,
+    endpoint: Callable[..., Any],
+    forms: tuple[type[Wire], type[BaseModel]],
+    also: Mapping[str, Any],
 ) -> None:
-    """A route that reads its body itself (see `intake`), described by hand."""
+    """A route that reads its body itself (see `intake`), described by hand; `also`: other forms of its answer."""
+    body, reply = forms
     app.add_api_route(
         path,
         endpoint,
         methods=["POST"],
-        responses={**_answers(reply, 200), **_errors(400, 401, 404, 413, 422, 429, 500, 503)},
+        responses={
+            200: {"model": reply, "content": dict(also)},
+            **_errors(400, 401, 404, 413, 422, 429, 500, 503),
+        },
         openapi_extra=_body(body),
     )
 

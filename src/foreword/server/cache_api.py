@@ -7,11 +7,11 @@ another tenant's nobody learns even that it is there.
 import re
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import anyio.to_thread
 from fastapi import Query, Request
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from foreword.base.ids import BlockHash
@@ -39,6 +39,7 @@ from foreword.server.wire import (
     WhereReply,
     Wire,
     check_one,
+    described_as_one,
 )
 
 ResultT = TypeVar("ResultT")
@@ -51,15 +52,22 @@ def _check_block(value: str) -> str:
     return value
 
 
-Block = Annotated[str, AfterValidator(_check_block)]
+Block = Annotated[str, AfterValidator(_check_block), WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
 TenantName = Annotated[str, Field(min_length=1, max_length=256)]
 
 MAX_NODES = 1_000
 """Nodes of one view of the tree at most, and requests of one list."""
 
 
+def _tell_choices(schema: dict[str, Any], form: "type[Prompted]") -> None:
+    if form.needed:
+        described_as_one(schema, form.choices())
+
+
 class Prompted(Wire):
     """A prompt in one of its forms, and whose namespace it is in."""
+
+    model_config = ConfigDict(json_schema_extra=_tell_choices)
 
     prompt: Text | None = None
     """Raw text, tokenised as `/v1/completions` does."""
@@ -75,11 +83,12 @@ class Prompted(Wire):
 
     @model_validator(mode="after")
     def _check_one(self) -> "Prompted":
-        check_one(self, self._choices(), needed=self.needed)
+        check_one(self, self.choices(), needed=self.needed)
         return self
 
     @classmethod
-    def _choices(cls) -> list[str]:
+    def choices(cls) -> list[str]:
+        """The fields that name a prompt, of which one is given."""
         return [name for name in ("prompt", "ids", "messages", "block") if name in cls.model_fields]
 
     def source(self) -> str | tuple[int, ...] | Conversation:
@@ -133,7 +142,7 @@ class FlushRequest(PrefixRequest):
     @property
     def names_prefix(self) -> bool:
         """Whether it is about a prefix, and not about all."""
-        return not self.model_fields_set.isdisjoint(self._choices())
+        return not self.model_fields_set.isdisjoint(self.choices())
 
 
 class LookupReply(Reply):

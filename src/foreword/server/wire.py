@@ -102,6 +102,11 @@ def check_one(form: Wire, names: Sequence[str], *, needed: bool = True) -> None:
         raise PydanticCustomError("none_given", "give one of {names}", {"names": ", ".join(names)})
 
 
+def described_as_one(schema: dict[str, Any], names: Sequence[str]) -> None:
+    """Say in a form's JSON schema what `check_one` holds it to: exactly one of these fields."""
+    schema["oneOf"] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]
+
+
 def only(neutral: str) -> WrapValidator:
     """Mark a field that is known but not served yet: it takes the value that changes nothing and refuses the rest."""
     refusal = PydanticCustomError(
