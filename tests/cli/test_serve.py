@@ -7,8 +7,10 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +21,8 @@ from tests.cli.conftest import spawn
 class Server:
     """A running `foreword serve` on a free port."""
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[str] = spawn("serve", "--port", "0", "--kv-cache", "64")
+    def __init__(self, *arguments: str) -> None:
+        self.process: subprocess.Popen[str] = spawn("serve", "--port", "0", "--kv-cache", "64", *arguments)
         self.lines: list[str] = []
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -37,6 +39,13 @@ class Server:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
+
+    def status(self, path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as answer:
+                return answer.status
+        except urllib.error.HTTPError as refused:
+            return refused.code
 
     def wait_until_running(self, num: int = 1) -> None:
         while True:
@@ -103,3 +112,21 @@ def test_the_second_signal_leaves_at_once_even_if_a_client_never_reads(server: S
     assert broken
     assert server.process.stdout is not None
     assert server.process.stdout.read() == "Stopped.\n"
+
+
+def test_ready_waits_for_the_warm_file_and_the_first_request_then_hits(tmp_path: Path) -> None:
+    texts = [f"Hotel {n}. " + "Breakfast is from seven to ten in the garden room. " * 18 for n in range(4)]
+    file = tmp_path / "warm.json"
+    file.write_text(json.dumps([{"prompt": text} for text in texts]))
+    server = Server("--warm", str(file))
+    try:
+        assert (server.status("/health"), server.status("/ready")) == (200, 503)
+        while server.status("/ready") == 503:
+            time.sleep(0.02)
+        usage = server.complete(texts[-1] + "When is breakfast?", 2)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 16 > 150
+        stranger = server.complete("Whatever else is asked, word for word, was not in the file. " * 4, 2)["usage"]
+        assert stranger["prompt_tokens_details"]["cached_tokens"] == 0
+    finally:
+        server.process.kill()
+        server.process.wait()
