@@ -20,6 +20,8 @@ from foreword.assemble import Assembly, assemble
 from foreword.base.config import Config, ScheduleConfig, ServerConfig
 from foreword.cli.flags import CacheFlags, ModelFlags
 from foreword.cli.loading import loading
+from foreword.cli.tracing import tracing
+from foreword.engine.sockets import Several
 
 if TYPE_CHECKING:
     from foreword.server import Listener
@@ -54,8 +56,10 @@ class Serve:
         keys = KeyFile(self.server.api_keys) if self.server.api_keys is not None else None
         heads = read_heads(self.server.public_heads) if self.server.public_heads is not None else ()
         prompts = read_warm(self.server.warm, keys) if self.server.warm is not None else ()
+        spans = tracing(os.environ)
+        observer = metrics if spans is None else Several(metrics, spans)
         with loading(console, "Loading the model") as tell:
-            assembly = assemble(config, tell, metrics, None if keys is None else keys.keys.shares())
+            assembly = assemble(config, tell, observer, None if keys is None else keys.keys.shares())
             mark_heads(assembly.operator, heads)
         warmup = Warmup(assembly.keeper, prompts)
         warmup.start()
@@ -68,6 +72,8 @@ class Serve:
             signal.signal(name, signal.SIG_IGN)  # the end is near, whoever asks for it again
         # Whoever waited for an answer has it, or has gone.
         assembly.close(drain=False, timeout_s=_LEAVE_S)
+        if spans is not None:
+            spans.close()
         console.print("Stopped.")
         return 0
 

@@ -58,6 +58,23 @@ class MonotonicClock:
         return time.perf_counter()
 
 
+class Several:
+    """Observers that are told one after the other."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def observe(self, outcome: Outcome) -> None:
+        """Tell all of them."""
+        for observer in self._observers:
+            observer.observe(outcome)
+
+    def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
+        """Tell all of them."""
+        for observer in self._observers:
+            observer.observe_step(step_s, bookkeeping_s)
+
+
 class Nobody:
     """An observer that looks away."""
 
