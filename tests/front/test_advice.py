@@ -99,10 +99,18 @@ def test_what_happens_seldom_is_forgotten_in_between(desk: Desk) -> None:
 
 
 def test_other_reasons_say_nothing_of_the_prompt(desk: Desk) -> None:
-    for reason in ("evicted", "expired", "flushed", "prefix_length", "read_disabled", "not_stored", "cache_disabled"):
+    reasons: tuple[Reason, ...] = ("evicted", "expired", "flushed", "prefix_length", "read_disabled", "not_stored")
+    for reason in reasons:
         for n in range(4):
             assert desk.ask(f"{HEAD} 10:0{n}. {RULES}", reason=reason) is None
     assert desk.advice() == ()
+
+
+def test_the_first_prompt_after_a_flush_is_compared_with(desk: Desk) -> None:
+    assert desk.ask(f"{HEAD} 10:00. {RULES}", reason="flushed") is None
+    said = [desk.ask(f"{HEAD} 10:0{n + 1}. {RULES}") for n in range(MIN_CALLS)]
+    assert said[-1] is not None
+    assert said[-1].num_calls == MIN_CALLS
 
 
 def test_many_kinds_of_prompts_in_turn_are_kept_apart(desk: Desk) -> None:

@@ -23,6 +23,9 @@ WINDOW_S = 3600.0
 """What happened longer ago does not count."""
 
 _MISSES: frozenset[Reason] = frozenset({"diverged", "never_seen"})
+"""Reasons for which the prompt may be at fault."""
+_COMPARABLE: frozenset[Reason] = frozenset({"diverged", "never_seen", "flushed", "expired", "evicted"})
+"""Reasons after which the prompt is worth keeping, to compare the next one with."""
 _MAX_PROMPTS = 64
 _MAX_BYTES = 2 * 2**20
 _MAX_HABITS = 32
@@ -185,13 +188,16 @@ class Advisor:
         answered; `now`: seconds on the clock that `advice` is asked by.
         """
         at, num_prompt = explanation.at_token, len(source.ids)
-        if explanation.reason not in _MISSES or num_prompt - at < WORTH:
+        reason = explanation.reason
+        if reason not in _COMPARABLE or num_prompt - at < WORTH:
             return None
         block, words = at // chain.block_size, chain.tokens.tobytes()
         with self._lock:
             tenant = self._tenants.setdefault(chain.tenant.name, _Tenant())
             like = tenant.nearest(chain, block, words)
-            last = None if like is None else change(like.words, words[like.start * 4 : num_prompt * 4])
+            last = None
+            if like is not None and reason in _MISSES:
+                last = change(like.words, words[like.start * 4 : num_prompt * 4])
             if like is None or last is None or not last.start <= at - like.start <= last.end:
                 # Either the first of its kind, or what ended the match is another prompt's doing.
                 start = block * chain.block_size
