@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from foreword.base.errors import ForewordError
-from foreword.server import admin, cache_api, chat, errors, paths, state
+from foreword.server import admin, cache_api, chat, dashboard, errors, paths, state
 from foreword.server.auth import Authentication, admin_only
 from foreword.server.delivery import ClientGone
 from foreword.server.intake import BodyLimit
@@ -62,6 +62,8 @@ def create_app(service: Service) -> FastAPI:
     app.add_api_route("/v1/models/{model:path}", models.retrieve_model, responses=_errors(404))
     app.add_api_route("/v1/cache", state.get_cache, responses=_errors(404))
     app.add_api_route("/", state.get_index)
+    app.add_api_route("/dashboard", dashboard.get_page, include_in_schema=False)
+    app.add_api_route("/dashboard/{name}", dashboard.get_file, include_in_schema=False)
     app.add_api_route("/health", state.get_health, responses=_answers(state.Health, 200, 503))
     app.add_api_route("/ready", state.get_ready, responses=_answers(state.Health, 200, 503))
     _add_verbs(app)

@@ -1,6 +1,6 @@
 """Who is asking: the key file, and what the key of a request opens.
 
-    open      /health, /ready
+    open      /health, /ready, and the dashboard's files, in which there is nothing of anybody
     a key     everything else, each tenant in its own namespace
     admin     routes that are registered with `admin_only`
 
@@ -32,8 +32,10 @@ from foreword.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
 
-OPEN = frozenset({"/health", "/ready"})
+OPEN = frozenset({"/health", "/ready", "/dashboard"})
 """Paths that need no key."""
+OPEN_BELOW = "/dashboard/"
+"""Nor does what is below this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and scope["path"] not in OPEN:
+        if scope["type"] == "http" and scope["path"] not in OPEN and not scope["path"].startswith(OPEN_BELOW):
             found = principal_of(Headers(scope=scope).getlist("authorization"), self._keys)
             if isinstance(found, Refusal):
                 self._metrics.count_refusal(found.status)
