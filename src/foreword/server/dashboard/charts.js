@@ -77,6 +77,8 @@ function tell(id, text) {
   byId(id).setAttribute("aria-label", text);
 }
 
+const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function plot(id, lines, series, unit, range) {
@@ -95,7 +97,7 @@ function plot(id, lines, series, unit, range) {
     legend: { show: series.length > 1, live: false },
     scales: { x: { range: () => [Date.now() / 1000 - Math.max(60, Math.min(KEPT_S, samples.at(-1).at - samples[0].at)), Date.now() / 1000] },
               y: { range: (u, low, high) => range ?? [0, high > 0 ? high * 1.1 : 1] } },
-    axes: [{ ...axis, space: 90 }, { ...axis, size: 58, values: (u, values) => values.map(unit) }],
+    axes: [{ ...axis, space: 90, size: 26, values: (u, times) => times.map(clock) }, { ...axis, size: 58, values: (u, values) => values.map(unit) }],
     series: [{}, ...series.map(({ label, color: name, fill, gaps }) => ({
       label,
       stroke: color(name),

@@ -123,12 +123,11 @@ async function toggle(node, on = !open.has(node.block)) {
 async function pin(node) {
   const body = { block: node.block, ...whose(node) };
   await run(async () => {
-    if (node.pinned) tell(`${count((await post("/v1/cache/unpin", body)).unpinned)} blocks are pinned no longer.`);
-    else {
-      const done = await post("/v1/cache/pin", body);
-      tell(`Pinned ${count(done.blocks)} blocks; ${count(done.pinned)} of ${count(done.budget)} are.`);
-    }
+    const done = await post(node.pinned ? "/v1/cache/unpin" : "/v1/cache/pin", body);
     await refresh();
+    tell(node.pinned
+      ? `${count(done.unpinned)} blocks are pinned no longer.`
+      : `Pinned ${count(done.blocks)} blocks; ${count(done.pinned)} of ${count(done.budget)} are.`);
   });
 }
 
@@ -137,8 +136,8 @@ async function flush(node) {
   if (!(await sure(question))) return;
   await run(async () => {
     const done = await post("/v1/cache/flush", node ? { block: node.block, ...whose(node) } : {});
-    tell(`Flushed ${count(done.dropped)} blocks${done.still_held ? `; requests under way go on reading ${count(done.still_held)}` : ""}.`);
     await refresh();
+    tell(`Flushed ${count(done.dropped)} blocks${done.still_held ? `; requests under way go on reading ${count(done.still_held)}` : ""}.`);
   });
 }
 
