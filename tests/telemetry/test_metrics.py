@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from foreword.base.ids import RequestId
 from foreword.cache.blocks import PoolState
 from foreword.cache.explain import Explanation
-from foreword.engine.state import EngineState
+from foreword.engine.state import EngineState, TenantState
 from foreword.schedule.plan import Outcome, PromptTokens, Sample, StepStats, TokenEvent, Usage
 from foreword.telemetry import Metrics, hit_class
 from foreword.telemetry.metrics import MAX_KEYS
@@ -170,6 +170,10 @@ def test_gauges_come_from_the_state() -> None:
     assert rows["foreword_requests_waiting"] == 3
     assert rows["foreword_requests_running"] == 2
     assert [rows[f"foreword_blocks{{state={name}}}"] for name in ("free", "cached", "held")] == [5, 7, 4]
+    assert (rows["foreword_caching"], rows["foreword_tenants_stopped"]) == (1, 0)
+    faulty = {"red": TenantState(caching=False), "blue": TenantState()}
+    rows = read(Metrics(), EngineState(True, 0, 0, PoolState(4, 4, 0, 0), caching=False, tenants=faulty))
+    assert (rows["foreword_caching"], rows["foreword_tenants_stopped"]) == (0, 1)
 
 
 def test_steps_and_refusals() -> None:

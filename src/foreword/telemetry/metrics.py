@@ -303,6 +303,10 @@ class _Gauges:
         self._running = Gauge("foreword_requests_running", "Requests that hold blocks.", registry=registry)
         self._blocks = Gauge("foreword_blocks", "Blocks of the device pool, by state.", ["state"], registry=registry)
         self._pinned = Gauge("foreword_blocks_pinned", "Blocks of pinned prefixes, cached or not.", registry=registry)
+        self._caching = Gauge("foreword_caching", "1 while prefixes are reused, else 0.", registry=registry)
+        self._stopped = Gauge(
+            "foreword_tenants_stopped", "Tenants whose reuse a fault in the books has stopped.", registry=registry
+        )
         self._departures = _Departures(registry)
         self._tenant_blocks = Gauge(
             "foreword_tenant_blocks",
@@ -318,6 +322,8 @@ class _Gauges:
         for name in ("free", "cached", "held"):
             self._blocks.labels(name).set(getattr(state.pool, name))
         self._pinned.set(sum(state.pinned.values()))
+        self._caching.set(state.caching)
+        self._stopped.set(sum(not its.caching for its in state.tenants.values()))
         self._departures.counts = state.departures
         self._tenant_blocks.clear()
         for tenant, its in state.tenants.items():
