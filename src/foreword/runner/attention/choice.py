@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from foreword.base.errors import ConfigError
-from foreword.runner.attention import sdpa, triton, varlen
+from foreword.runner.attention import llvm, sdpa, triton, varlen
 from foreword.runner.attention.backend import Backend, Ground
 
 _log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ class Candidate:
 CANDIDATES: tuple[Candidate, ...] = (
     Candidate("triton", triton.obstacle, triton.make),
     Candidate("varlen", varlen.obstacle, varlen.make),
+    Candidate("llvm", llvm.obstacle, llvm.make),
     Candidate("sdpa", sdpa.obstacle, sdpa.make),
 )
 """Best first: `auto` takes the first that meets no obstacle."""

@@ -1,0 +1,186 @@
+"""Our own paged attention on a CPU: one kernel, compiled by LLVM at start for the processor at hand (`runner.native`).
+
+It reads keys and values where they lie, through the block table, so nothing is gathered, padded or masked by torch.
+"""
+
+import struct
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from foreword.runner.attention.backend import Extent, Fixed, Ground
+from foreword.runner.attention.call import Call, LayerFacts, Sight
+from foreword.runner.attention.store import Store
+from foreword.runner.attention.tiles import Segment
+from foreword.runner.memory import KVMemory
+from foreword.runner.native import machine
+from foreword.runner.native.paged import Form, Job, Scratch, write
+from foreword.runner.native.writer import LANES
+
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+def obstacle(ground: Ground) -> str | None:
+    """Why it cannot be used here."""
+    buffer, size = ground.memory.buffer, ground.memory.layout.block_size
+    if buffer.device.type != "cpu":
+        return "it computes on a CPU"
+    if buffer.dtype not in _DTYPES:
+        return f"it computes in bfloat16 and float32, not in {str(buffer.dtype).removeprefix('torch.')}"
+    if size % LANES:
+        return f"it reads {LANES} keys at a time, and a block has {size}"
+    if not machine.is_there():
+        return "llvmlite cannot be loaded"
+    multiple = 2 * LANES if buffer.dtype == torch.bfloat16 else LANES
+    for fact in ground.facts:
+        dims = (fact.shape.key_dim, fact.shape.value_dim)
+        if any(dim % multiple for dim in dims):
+            return f"layer {fact.layer} has vectors of {dims[0]} and {dims[1]} numbers, not a multiple of {multiple}"
+    return None
+
+
+def make(ground: Ground) -> "LlvmBackend":
+    """Compile a kernel for each kind of layer."""
+    forms = {fact.layer: _form(fact, ground.memory) for fact in ground.facts}
+    kernels = {form: Kernel(form) for form in dict.fromkeys(forms.values())}
+    return LlvmBackend(ground.memory, ground.slots, {layer: kernels[form] for layer, form in forms.items()})
+
+
+class Kernel:
+    """Machine code for one kind of layer."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.scratch_bytes = Scratch(form).size
+        self.run = machine.Compiled(write(form)).run
+
+
+class LlvmBackend:
+    """Makes a step's attention. See `backend.Backend`."""
+
+    name = "llvm"
+    exact = True
+
+    def __init__(self, memory: KVMemory, slots: Mapping[int, int], kernels: Mapping[int, Kernel]) -> None:
+        """Take both maps by the library's index of a layer."""
+        self.memory = memory
+        self.slots = slots
+        self.kernels = kernels
+        pairs = any(kernel.form.pairs for kernel in kernels.values())
+        self.ingredient = f"llvm, {'pairs' if pairs else 'single'} 1"
+
+    def begin(self, segments: tuple[Segment, ...], total: int) -> "LlvmStep":
+        """Start a step of `total` rows: those of the segments, in order, then padding."""
+        return LlvmStep(self, segments, total)
+
+    def fixed(self, extent: Extent) -> Fixed | None:
+        """None: recording is for a card."""
+        del extent
+
+    def over(self, memory: KVMemory) -> "LlvmBackend":
+        """The same over another memory of the same layout."""
+        return LlvmBackend(memory, self.slots, self.kernels)
+
+
+class LlvmStep:
+    """One step's work; made once, used by every layer."""
+
+    def __init__(self, backend: LlvmBackend, segments: tuple[Segment, ...], total: int) -> None:
+        self._backend = backend
+        self._segments = segments
+        self._total = total
+        self._store = Store(backend.memory, segments)
+        self._tables = _ints([block for segment in segments for block in segment.blocks])
+        self._strips: dict[int, Tensor] = {}
+        self._first_keys: dict[Sight, Tensor] = {}
+        self._threads = torch.get_num_threads()
+        largest = max(kernel.scratch_bytes for kernel in backend.kernels.values())
+        self._scratch = torch.empty(self._threads * largest, dtype=torch.uint8)
+
+    def attend(self, call: Call) -> Tensor:
+        """See `call.Step`."""
+        backend, kernel = self._backend, self._backend.kernels[call.layer]
+        slot, num_rows = backend.slots[call.layer], self._store.num_rows
+        self._store.write(slot, call.shape, call)
+        out = call.value.new_empty(self._total, call.query.shape[0], call.shape.value_dim)
+        if self._total > num_rows:
+            out[num_rows:] = 0
+        query = call.query if call.query.stride(2) == 1 else call.query.contiguous()
+        sinks = None if call.scoring.sinks is None else call.scoring.sinks.float().contiguous()
+        # Named, because a job holds addresses: what they point to has to live until it is done.
+        job = self._job(call, kernel, (query, out, sinks))
+        kernel.run(job.data_ptr(), self._threads)
+        return out
+
+    def _job(self, call: Call, kernel: Kernel, states: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+        query, out, sinks = states
+        memory, slot, scoring = self._backend.memory, self._backend.slots[call.layer], call.scoring
+        element, base = memory.buffer.element_size(), memory.buffer.data_ptr()
+        strips = self._cut(kernel.form.positions)
+        fields = {
+            Job.NUM_STRIPS: strips.shape[0],
+            Job.STRIPS: strips.data_ptr(),
+            Job.TABLES: self._tables.data_ptr(),
+            Job.FIRST_KEYS: self._first(call.sight).data_ptr(),
+            Job.QUERY: query.data_ptr(),
+            Job.QUERY_ROW: query.stride(1) * element,
+            Job.QUERY_HEAD: query.stride(0) * element,
+            Job.OUT: out.data_ptr(),
+            Job.KEYS: base + memory.layout.keys[slot].offset * element,
+            Job.VALUES: base + memory.layout.values[slot].offset * element,
+            Job.SPAN: memory.block_bytes,
+            Job.SCRATCH: self._scratch.data_ptr(),
+            Job.SCALE: _bits(scoring.scaling),
+            Job.CAP: _bits(scoring.softcap or 0.0),
+            Job.SINKS: 0 if sinks is None else sinks.data_ptr(),
+        }
+        return torch.tensor([fields.get(field, 0) for field in Job])
+
+    def _cut(self, most: int) -> Tensor:
+        """int32 [n, 4], those that read most keys first: see `paged.Job`."""
+        found = self._strips.get(most)
+        if found is None:
+            strips: list[tuple[int, int, int, int]] = []
+            table = 0
+            for segment in self._segments:
+                for done in range(0, segment.count, most):
+                    count = min(most, segment.count - done)
+                    strips.append((segment.row + done, segment.start + done, count, table))
+                table += len(segment.blocks)
+            strips.sort(key=lambda strip: -strip[2] * (strip[1] + strip[2]))
+            found = self._strips[most] = _ints(strips)
+        return found
+
+    def _first(self, sight: Sight) -> Tensor:
+        """int32 [rows]: the earliest position that each row sees."""
+        found = self._first_keys.get(sight)
+        if found is None:
+            segments = self._segments
+            positions = (s.start + i for s in segments for i in range(s.count))
+            found = self._first_keys[sight] = _ints([sight.first_key(position) for position in positions])
+        return found
+
+
+def _form(fact: LayerFacts, memory: KVMemory) -> Form:
+    half = memory.buffer.dtype == torch.bfloat16
+    return Form(
+        group=fact.heads // fact.shape.kv_heads,
+        kv_heads=fact.shape.kv_heads,
+        key_dim=fact.shape.key_dim,
+        value_dim=fact.shape.value_dim,
+        block_size=memory.layout.block_size,
+        half=half,
+        pairs=half and machine.multiplies_pairs(),
+        capped=fact.scoring.softcap is not None,
+        sinks=fact.scoring.sinks is not None,
+    )
+
+
+def _ints(values: list[int] | list[tuple[int, int, int, int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _bits(value: float) -> int:
+    """A float32's bits as an integer."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]

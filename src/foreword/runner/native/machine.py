@@ -1,0 +1,68 @@
+"""Compiling what was written, for the processor at hand, and running it on torch's own threads."""
+
+import ctypes
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+
+@cache
+def _llvm() -> Any:
+    llvm = cast(Any, importlib.import_module("llvmlite.binding"))
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+def is_there() -> bool:
+    """Whether LLVM can be had as a library."""
+    try:
+        return bool(_llvm())
+    except (ImportError, OSError):
+        return False
+
+
+@cache
+def multiplies_pairs() -> bool:
+    """Whether the processor has an instruction for two bfloat16 products at a time (AVX512_BF16)."""
+    return bool(_llvm().get_host_cpu_features().get("avx512bf16"))
+
+
+class Compiled:
+    """A module's function `work(job)`, as machine code."""
+
+    def __init__(self, text: str) -> None:
+        """Compile. Takes some tenths of a second."""
+        llvm = _llvm()
+        module = llvm.parse_assembly(text)
+        module.verify()
+        host = {"cpu": llvm.get_host_cpu_name(), "features": llvm.get_host_cpu_features().flatten()}
+        target = llvm.Target.from_default_triple().create_target_machine(opt=3, **host)
+        passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=3))
+        passes.getModulePassManager().run(module, passes)
+        self._engine = llvm.create_mcjit_compiler(module, target)
+        self._engine.finalize_object()
+        self._address = self._engine.get_function_address("work")
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+
+    def run(self, job: int, threads: int) -> None:
+        """Call it with the address of a job, on several threads at once; returns when all have returned."""
+        team = _team()
+        if threads == 1 or team is None:
+            self._function(job)
+        else:
+            team(self._address, job, threads, 0)
+
+
+@cache
+def _team() -> Any:
+    """How torch's OpenMP library starts a team of threads: the ones that torch uses itself. None: no such library."""
+    for file in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
+        start = ctypes.CDLL(str(file)).GOMP_parallel
+        start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        start.restype = None
+        return start
+    return None

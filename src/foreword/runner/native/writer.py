@@ -1,0 +1,155 @@
+"""Writing vector code: what LLVM's builder lacks, so that a kernel reads as loops over vectors of 16 lanes.
+
+All arithmetic is as it is written: nothing is reassociated or contracted, so that what a kernel computes does not
+depend on the processor, the version of LLVM, or how many rows were computed side by side. Processors with shorter
+vectors take several for each of ours.
+"""
+
+import importlib
+import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+ir = cast(Any, importlib.import_module("llvmlite.ir"))
+
+LANES = 16
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+POINTER = ir.PointerType()
+FLOATS, INTS, SHORTS = (ir.VectorType(kind, LANES) for kind in (F32, I32, I16))
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+HALVES, PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
+
+Value = Any
+"""A value of the code that is being written."""
+
+
+class Writer:
+    """Writes one function. Addresses are pointers; distances are in bytes."""
+
+    def __init__(self, function: Value) -> None:
+        self.function = function
+        self.b = ir.IRBuilder(function.append_basic_block("entry"))
+
+    def number(self, value: int) -> Value:
+        """A 64-bit constant."""
+        return ir.Constant(I64, value)
+
+    def at(self, base: Value, distance: Value) -> Value:
+        """The address `distance` bytes after `base`."""
+        distance = self.number(distance) if isinstance(distance, int) else distance
+        return self.b.gep(base, [distance], source_etype=I8)
+
+    def load(self, kind: Value, base: Value, distance: Value = 0) -> Value:
+        """A value out of memory; vectors need not be aligned."""
+        value = self.b.load(self.at(base, distance), typ=kind)
+        value.align = 4 if kind in (FLOATS, INTS, F32, I32) else 8 if kind in (I64, POINTER) else 2
+        return value
+
+    def store(self, value: Value, base: Value, distance: Value = 0) -> None:
+        """Put a value into memory; vectors need not be aligned."""
+        self.b.store(value, self.at(base, distance), align=2 if value.type in (HALVES, SHORTS) else 4)
+
+    def times(self, value: Value, factor: int) -> Value:
+        """An integer times a constant."""
+        return self.b.mul(value, ir.Constant(value.type, factor))
+
+    def plus(self, value: Value, term: int) -> Value:
+        """An integer plus a constant."""
+        return self.b.add(value, ir.Constant(value.type, term))
+
+    def splat(self, value: Value) -> Value:
+        """The same number in each lane."""
+        vector = ir.VectorType(value.type, LANES)
+        one = self.b.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(INTS, [0] * LANES))
+
+    def floats(self, value: float) -> Value:
+        """A constant in each lane."""
+        return ir.Constant(FLOATS, [value] * LANES)
+
+    def ints(self, values: Sequence[int]) -> Value:
+        """One constant a lane."""
+        return ir.Constant(INTS, list(values))
+
+    def slot(self, kind: Value = FLOATS) -> Value:
+        """A place for a value that changes; LLVM keeps it in a register where it can."""
+        with self.b.goto_entry_block():
+            return self.b.alloca(kind)
+
+    def call(self, name: str, kind: Value, *arguments: Value) -> Value:
+        """One of LLVM's own functions."""
+        module = self.function.module
+        known = module.globals.get(name)
+        if known is None:
+            known = ir.Function(module, ir.FunctionType(kind, [value.type for value in arguments]), name)
+        return self.b.call(known, arguments)
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """Multiply and add, rounded once: a * b + c."""
+        return self.call("llvm.fma.v16f32", FLOATS, a, b, c)
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """The larger in each lane; neither may be NaN."""
+        return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
+
+    @contextmanager
+    def loop(self, start: Value, stop: Value, step: int = 1) -> Generator[Value]:
+        """For each number from `start` up to `stop`, which may be reached already."""
+        b = self.b
+        before = b.block
+        head, body, after = (self.function.append_basic_block(name) for name in ("head", "body", "after"))
+        b.branch(head)
+        b.position_at_end(head)
+        index = b.phi(I64)
+        index.add_incoming(start, before)
+        b.cbranch(b.icmp_signed("<", index, stop), body, after)
+        b.position_at_end(body)
+        yield index
+        index.add_incoming(self.plus(index, step), b.block)
+        b.branch(head)
+        b.position_at_end(after)
+
+    def exp(self, x: Value) -> Value:
+        """The exponential in each lane; x is at most 88, and below -87 counts as -87.
+
+        x = n ln 2 + r with |r| <= ln(2) / 2, and e^r by its Taylor polynomial of degree 7 (its rest is below 6e-9).
+        """
+        b = self.b
+        x = self.larger(x, self.floats(-87.0))
+        n = self.call("llvm.rint.v16f32", FLOATS, b.fmul(x, self.floats(1 / math.log(2))))
+        # ln 2 in two parts, of which the first has few bits: n times it is exact.
+        r = self.fma(n, self.floats(-0.693359375), x)
+        r = self.fma(n, self.floats(2.12194440e-4), r)
+        p = self.floats(1 / math.factorial(7))
+        for degree in range(6, -1, -1):
+            p = self.fma(p, r, self.floats(1 / math.factorial(degree)))
+        exponent = b.shl(b.add(b.fptosi(n, INTS), self.ints([127] * LANES)), self.ints([23] * LANES))
+        return b.fmul(p, b.bitcast(exponent, FLOATS))
+
+    def transpose(self, rows: Sequence[Value]) -> list[Value]:
+        """16 vectors of 16 lanes, lane i of vector j to lane j of vector i: squares are swapped, halving each time."""
+        rows = list(rows)
+        for size in (8, 4, 2, 1):
+            low = self.ints([lane if not lane & size else lane - size + LANES for lane in range(LANES)])
+            high = self.ints([lane + size if not lane & size else lane + LANES for lane in range(LANES)])
+            for i in (i for i in range(LANES) if not i & size):
+                a, b = rows[i], rows[i + size]
+                rows[i], rows[i + size] = self.b.shuffle_vector(a, b, low), self.b.shuffle_vector(a, b, high)
+        return rows

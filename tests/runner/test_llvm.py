@@ -1,0 +1,117 @@
+"""The CPU's own paged attention kernel: right on every kind of layer, and a row's bits are its own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foreword.runner.attention import llvm
+from foreword.runner.attention.call import Sight
+from foreword.runner.attention.tiles import Segment
+from foreword.runner.native import machine
+from tests.runner.paged import Layer, Scene
+
+LAYERS = {
+    "plain": Layer(key_dim=32, value_dim=32),
+    "three heads share": Layer(heads=9, kv_heads=3, key_dim=64, value_dim=64),
+    "many heads share": Layer(heads=16, kv_heads=1, key_dim=32, value_dim=32),
+    "window, cap, sinks": Layer(
+        heads=8, kv_heads=2, key_dim=64, value_dim=64, sight=Sight(window=40), softcap=5.0, sinks=True
+    ),
+    "chunks, wide": Layer(heads=4, kv_heads=1, key_dim=256, value_dim=256, sight=Sight(chunk=32)),
+    "unlike dims": Layer(heads=4, kv_heads=4, key_dim=96, value_dim=64),
+}
+CHUNKS = ((0, 100), (70, 1), (33, 20), (200, 1), (130, 64), (63, 2))
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", LAYERS)
+def test_it_agrees_with_the_formula(name: str, dtype: torch.dtype) -> None:
+    scene = Scene([LAYERS[name]], dtype)
+    assert llvm.obstacle(scene.ground) is None
+    segments = scene.segments(*CHUNKS)
+    rows = sum(count for _, count in CHUNKS)
+    (call,) = scene.calls(rows + 6)
+    out = llvm.make(scene.ground).begin(segments, rows + 6).attend(call)
+    torch.testing.assert_close(out[:rows].float(), scene.expected(call, segments)[:rows], atol=TOLERANCE[dtype], rtol=0)
+    assert not out[rows:].any(), "padding is zero"
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_larger_blocks(size: int) -> None:
+    scene = Scene([LAYERS["three heads share"]], torch.bfloat16, size=size)
+    segments = scene.segments(*CHUNKS)
+    rows = sum(count for _, count in CHUNKS)
+    (call,) = scene.calls(rows)
+    out = llvm.make(scene.ground).begin(segments, rows).attend(call)
+    torch.testing.assert_close(out.float(), scene.expected(call, segments), atol=2e-2, rtol=0)
+
+
+def test_without_products_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "multiplies_pairs", lambda: False)
+    scene = Scene([LAYERS["window, cap, sinks"]], torch.bfloat16)
+    backend = llvm.make(scene.ground)
+    assert backend.ingredient == "llvm, single 1"
+    segments = scene.segments(*CHUNKS)
+    rows = sum(count for _, count in CHUNKS)
+    (call,) = scene.calls(rows)
+    out = backend.begin(segments, rows).attend(call)
+    torch.testing.assert_close(out.float(), scene.expected(call, segments), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_rows_bits_are_its_own(name: str, dtype: torch.dtype) -> None:
+    """A prompt whole, in pieces, each row alone, and each row beside strangers: equal in every bit."""
+    scene = Scene([LAYERS[name]], dtype)
+    backend = llvm.make(scene.ground)
+    mine, stranger = scene.segments((0, 150), (90, 3))
+    (call,) = scene.calls(153)
+    whole = backend.begin((mine, stranger), 153).attend(call)[:150]
+    assert whole.float().std() > 0.01
+
+    def part(first: int, count: int, *, company: bool) -> torch.Tensor:
+        """Some of the rows, after the rest have been stored."""
+        rows = list(range(first, first + count)) + ([150, 151, 152] if company else [])
+        segments = [Segment(0, first, count, mine.blocks)]
+        if company:
+            segments.append(replace(stranger, row=count))
+        index = torch.tensor(rows)
+        states = {name: getattr(call, name).index_select(1, index) for name in ("query", "key", "value")}
+        return backend.begin(tuple(segments), len(rows)).attend(replace(call, **states))[:count]
+
+    for pieces in ((7, 143), (64, 86), (100, 49, 1)):
+        first = 0
+        for count in pieces:
+            assert torch.equal(part(first, count, company=True), whole[first : first + count])
+            first += count
+    for row in (0, 1, 15, 16, 63, 64, 65, 127, 128, 149):
+        assert torch.equal(part(row, 1, company=False), whole[row : row + 1])
+        assert torch.equal(part(row, 1, company=True), whole[row : row + 1])
+
+
+def test_threads_do_not_show() -> None:
+    scene = Scene([LAYERS["three heads share"]], torch.bfloat16)
+    backend = llvm.make(scene.ground)
+    segments = scene.segments((0, 100), (130, 64), (20, 1))
+    (call,) = scene.calls(165)
+    before = torch.get_num_threads()
+    found: list[torch.Tensor] = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(backend.begin(segments, 165).attend(call))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = LAYERS["plain"]
+    assert "not in float16" in str(llvm.obstacle(Scene([usual], torch.float16).ground))
+    assert "a block has 8" in str(llvm.obstacle(Scene([usual], size=8).ground))
+    odd = Scene([Layer(key_dim=40, value_dim=32)])
+    assert "40 and 32 numbers, not a multiple of 16" in str(llvm.obstacle(odd.ground))
+    monkeypatch.setattr(machine, "is_there", lambda: False)
+    assert llvm.obstacle(Scene([usual]).ground) == "llvmlite cannot be loaded"
