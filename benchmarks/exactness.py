@@ -3,10 +3,11 @@
     python benchmarks/exactness.py                  wants an otherwise idle machine
     python benchmarks/exactness.py --only exact,plain --repeats 1
 
-    exact     as served: linear products in portions of proven sizes, steps padded, attention products of few heights
-    plain     torch's linear layers as they are, nothing padded, attention products of just as many rows as there are
+    exact     as served: linear products in portions of proven sizes, steps padded, attention that is exact by itself
+    plain     torch's linear layers as they are, nothing padded
     packed    the same with weights that oneDNN has laid out, each product whole
-    attention linear layers as in exact, the rest as in plain
+    free      as plain, with torch's attention (sdpa) over products of just as many rows as there are
+    attention linear layers as in exact, attention as in free
 
 The work: `crowd` is 32 prompts at once over four heads, answered with 32 tokens each; `turns` is four users with six
 growing turns of 24 tokens. Variants take turns, so that a machine whose speed drifts treats them alike. What is printed
@@ -74,8 +75,12 @@ LINEARS: Mapping[str, Callable[[nn.Module], bool]] = {
     "exact": loader.portion_linears,
     "plain": leave,
     "packed": lay_out,
+    "free": leave,
     "attention": loader.portion_linears,
 }
+
+TORCH_ATTENTION = ("free", "attention")
+"""Variants with torch's attention, unconfined."""
 
 
 @contextmanager
@@ -83,12 +88,12 @@ def ruled(name: str) -> Iterator[None]:
     """Without the rules that a variant drops."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(loader, "portion_linears", LINEARS[name]))
-        if name != "exact":
+        if name in TORCH_ATTENTION:
             stack.enter_context(
                 patch.object(sdpa, "heights_by_layer", lambda facts, *_, **__: {f.layer: FREE for f in facts})
             )
-            if name != "attention":
-                stack.enter_context(patch.object(batch, "pad_rows", lambda count: count))
+        if name not in ("exact", "attention"):
+            stack.enter_context(patch.object(batch, "pad_rows", lambda count: count))
         yield
 
 
@@ -131,7 +136,8 @@ def measure(names: list[str], repeats: int) -> dict[str, dict[str, list[float]]]
         llms: dict[str, LLM] = {}
         for name in names:
             with ruled(name):
-                llms[name] = stack.enter_context(LLM(device="cpu", kv_cache="600"))
+                attention = "sdpa" if name in TORCH_ATTENTION else "auto"
+                llms[name] = stack.enter_context(LLM(device="cpu", kv_cache="600", attention=attention))
         for repeat in range(-1, repeats):  # the first one warms up
             for case, work in CASES.items():
                 for name in random.sample(names, len(names)):
