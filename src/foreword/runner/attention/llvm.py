@@ -5,6 +5,7 @@ It reads keys and values where they lie, through the block table, so nothing is 
 
 import struct
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -43,8 +44,7 @@ def obstacle(ground: Ground) -> str | None:
 def make(ground: Ground) -> "LlvmBackend":
     """Compile a kernel for each kind of layer."""
     forms = {fact.layer: _form(fact, ground.memory) for fact in ground.facts}
-    kernels = {form: Kernel(form) for form in dict.fromkeys(forms.values())}
-    return LlvmBackend(ground.memory, ground.slots, {layer: kernels[form] for layer, form in forms.items()})
+    return LlvmBackend(ground.memory, ground.slots, {layer: _kernel(form) for layer, form in forms.items()})
 
 
 class Kernel:
@@ -160,6 +160,12 @@ class LlvmStep:
             positions = (s.start + i for s in segments for i in range(s.count))
             found = self._first_keys[sight] = _ints([sight.first_key(position) for position in positions])
         return found
+
+
+@cache
+def _kernel(form: Form) -> Kernel:
+    """Compiled once in a process."""
+    return Kernel(form)
 
 
 def _form(fact: LayerFacts, memory: KVMemory) -> Form:
