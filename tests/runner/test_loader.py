@@ -35,7 +35,7 @@ def run(model: Path | str, cache: Path, dtype: DtypeName = "auto", blocks: str =
 def test_a_directory(saved: Path, tmp_path: Path) -> None:
     runner = run(saved, tmp_path, "float32")
     card = runner.card
-    assert (card.name, card.directory, card.dtype, card.attention) == ("tiny-llama", str(saved), "float32", "sdpa")
+    assert (card.name, card.directory, card.dtype, card.attention) == ("tiny-llama", str(saved), "float32", "llvm")
     assert (runner.num_blocks, runner.block_size, runner.block_bytes) == (8, 16, 16 * 3 * 2 * 2 * 16 * 4)
     assert (card.vocab_size, card.max_context) == (512, 512)
     assert card.end_ids == {2, 7}
