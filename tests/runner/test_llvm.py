@@ -48,8 +48,8 @@ def test_larger_blocks(size: int) -> None:
     torch.testing.assert_close(out.float(), scene.expected(call, segments), atol=2e-2, rtol=0)
 
 
-def test_without_products_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "multiplies_pairs", lambda: False)
+def test_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "multiplies_tiles", lambda: False)
     scene = Scene([LAYERS["window, cap, sinks"]], torch.bfloat16)
     backend = llvm.make(scene.ground)
     assert backend.ingredient == "llvm, single 1"

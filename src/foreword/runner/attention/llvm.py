@@ -16,7 +16,8 @@ from foreword.runner.attention.store import Store
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
 from foreword.runner.native import machine
-from foreword.runner.native.paged import Form, Job, Scratch, write
+from foreword.runner.native.form import Form, Job, Scratch
+from foreword.runner.native.paged import write
 from foreword.runner.native.writer import LANES
 
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -67,8 +68,8 @@ class LlvmBackend:
         self.memory = memory
         self.slots = slots
         self.kernels = kernels
-        pairs = any(kernel.form.pairs for kernel in kernels.values())
-        self.ingredient = f"llvm, {'pairs' if pairs else 'single'} 1"
+        tiles = any(kernel.form.tiles for kernel in kernels.values())
+        self.ingredient = f"llvm, {'tiles' if tiles else 'single'} 1"
 
     def begin(self, segments: tuple[Segment, ...], total: int) -> "LlvmStep":
         """Start a step of `total` rows: those of the segments, in order, then padding."""
@@ -177,7 +178,7 @@ def _form(fact: LayerFacts, memory: KVMemory) -> Form:
         value_dim=fact.shape.value_dim,
         block_size=memory.layout.block_size,
         half=half,
-        pairs=half and machine.multiplies_pairs(),
+        tiles=half and machine.multiplies_tiles(),
         capped=fact.scoring.softcap is not None,
         sinks=fact.scoring.sinks is not None,
     )

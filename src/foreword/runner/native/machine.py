@@ -2,11 +2,15 @@
 
 import ctypes
 import importlib
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+
+_ARCH_PRCTL, _ASK_FOR_FEATURE, _TILE_DATA = 158, 0x1023, 18
+"""Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
 
 
 @cache
@@ -26,9 +30,11 @@ def is_there() -> bool:
 
 
 @cache
-def multiplies_pairs() -> bool:
-    """Whether the processor has an instruction for two bfloat16 products at a time (AVX512_BF16)."""
-    return bool(_llvm().get_host_cpu_features().get("avx512bf16"))
+def multiplies_tiles() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 (AMX_BF16), and the system lets this process do so."""
+    if not _llvm().get_host_cpu_features().get("amx-bf16") or sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_FEATURE, _TILE_DATA) == 0
 
 
 class Compiled:

@@ -13,9 +13,9 @@ anything past what has been written, and zero times NaN is NaN.
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
 
+from foreword.runner.native.form import CHUNK, NOTHING, TILE_ROWS, VECTORS, Form, Job, Scratch
+from foreword.runner.native.rows import full_tiles, write_rows
 from foreword.runner.native.writer import (
     F32,
     FLOATS,
@@ -24,7 +24,6 @@ from foreword.runner.native.writer import (
     I64,
     INTS,
     LANES,
-    PAIRS,
     POINTER,
     SHORTS,
     Value,
@@ -32,242 +31,21 @@ from foreword.runner.native.writer import (
     ir,
 )
 
-CHUNK = 64
-"""Keys that a row looks at together."""
-_VECTORS = CHUNK // LANES
-_SIDE_BY_SIDE = (6, 3, 2, 1)
-"""Rows computed side by side, to use what was loaded more than once: as many as there are registers for."""
-_NOTHING = -3e38
-"""A score below all others, and finite: minus infinity less itself would be NaN."""
-MOST_ROWS = 192
-"""Rows times query heads of a strip, unless one row has more: what a worker keeps of them should stay in its cache."""
-
-
-class Job(IntEnum):
-    """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
-
-    NEXT = 0
-    """The next item; workers count it up."""
-    WORKERS = 1
-    """Workers that have come so far."""
-    NUM_STRIPS = 2
-    STRIPS = 3
-    """int32 [n, 4]: first row of the batch, its position, number of rows, where its block table begins."""
-    TABLES = 4
-    """int32: block tables, one after the other."""
-    FIRST_KEYS = 5
-    """int32 [rows]: the earliest position that each row of the batch sees."""
-    QUERY = 6
-    QUERY_ROW = 7
-    QUERY_HEAD = 8
-    OUT = 9
-    """[rows, heads, value_dim]."""
-    KEYS = 10
-    """The layer's first key in block 0."""
-    VALUES = 11
-    SPAN = 12
-    """Of one block, all layers."""
-    SCRATCH = 13
-    SCALE = 14
-    """Bits of a float32, as are the next."""
-    CAP = 15
-    SINKS = 16
-    """float32 [heads]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """What a kernel is written for."""
-
-    group: int
-    """Query heads that share a KV head."""
-    kv_heads: int
-    key_dim: int
-    """A multiple of 32 for bfloat16 and of 16 for float32, as is `value_dim`."""
-    value_dim: int
-    block_size: int
-    """A multiple of 16."""
-    half: bool
-    """bfloat16; else float32."""
-    pairs: bool
-    """Multiply bfloat16 two at a time; else in float32."""
-    capped: bool
-    sinks: bool
-
-    @property
-    def positions(self) -> int:
-        """Most rows of the batch in a strip."""
-        return max(1, MOST_ROWS // self.group)
-
-    @property
-    def element(self) -> int:
-        """Bytes of a number in memory."""
-        return 2 if self.half else 4
-
-    @property
-    def depth(self) -> int:
-        """Steps of a score: 32-bit words of a key, each one number or a pair."""
-        return self.key_dim // 2 if self.pairs else self.key_dim
-
-    @property
-    def terms(self) -> int:
-        """Steps of a weighted sum over a chunk."""
-        return CHUNK // 2 if self.pairs else CHUNK
-
-
-class Scratch:
-    """Where a worker keeps what: distances in bytes from its own scratch memory."""
-
-    def __init__(self, form: Form) -> None:
-        rows = form.positions * form.group
-        self.size = 0
-        self.query = self._take(rows * form.depth * 4)
-        self.keys = self._take(form.depth * CHUNK * 4)
-        self.values = self._take(form.terms * form.value_dim * 4)
-        self.weights = self._take(max(_SIDE_BY_SIDE) * form.terms * 4)
-        self.position = self._take(rows * 4)
-        self.first_key = self._take(rows * 4)
-        self.highest = self._take(rows * 4)
-        self.total = self._take(rows * LANES * 4)
-        self.mixed = self._take(rows * form.value_dim * 4)
-
-    def _take(self, count: int) -> int:
-        begin = self.size
-        self.size += -(-count // 64) * 64
-        return begin
-
 
 def write(form: Form) -> str:
     """The kernel's LLVM code; its way in is `work(job)`."""
     module = ir.Module("paged")
     scratch = Scratch(form)
-    groups = {count: _write_rows(module, form, scratch, count) for count in _SIDE_BY_SIDE}
-    _Worker(module, form, scratch, groups).write()
+    _Worker(module, form, scratch, write_rows(module, form, scratch)).write()
     return str(module)
-
-
-def _multiply_add(w: Writer, form: Form, sums: Value, left: Value, right: Value) -> Value:
-    """`sums` plus the products of 32-bit words, each one number or a pair."""
-    if form.pairs:
-        a, b = (w.b.bitcast(word, PAIRS) for word in (left, right))
-        return w.call("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, sums, a, b)
-    return w.fma(w.b.bitcast(left, FLOATS), w.b.bitcast(right, FLOATS), sums)
 
 
 def _load_words(w: Writer, form: Form, base: Value, index: int) -> Value:
     """The 16 words from word `index` on of a vector in memory."""
-    if form.half and not form.pairs:
+    if form.half and not form.tiles:
         shorts = w.load(SHORTS, base, 2 * index)
         return w.b.shl(w.b.zext(shorts, INTS), w.ints([16] * LANES))
     return w.load(INTS, base, 4 * index)
-
-
-def _write_rows(module: Value, form: Form, scratch: Scratch, count: int) -> Value:
-    """A function that takes `count` neighbouring rows of a strip through one chunk."""
-    kinds = [POINTER, I64, I64, F32, F32]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), f"rows{count}")
-    function.linkage = "internal"
-    w = Writer(function)
-    memory, row, base, scale, cap = function.args
-    rescale = [
-        _weigh(w, form, scratch, (memory, w.plus(row, i), i), scores)
-        for i, scores in enumerate(_score(w, form, scratch, (memory, row, base, scale, cap), count))
-    ]
-    _mix(w, form, scratch, (memory, row), rescale)
-    w.b.ret_void()
-    return function
-
-
-def _score(w: Writer, form: Form, scratch: Scratch, given: tuple[Value, ...], count: int) -> list[list[Value]]:
-    """Scores of each row with a chunk's keys, four vectors a row; _NOTHING where a key is not seen."""
-    memory, row, base, scale, cap = given
-    sums = [[w.slot() for _ in range(_VECTORS)] for _ in range(count)]
-    for slot in (slot for slots in sums for slot in slots):
-        w.b.store(w.floats(0.0), slot)
-    query = w.at(memory, w.plus(w.times(row, form.depth * 4), scratch.query))
-    keys = w.at(memory, scratch.keys)
-    with w.loop(w.number(0), w.number(form.depth)) as step:
-        words = [w.load(INTS, keys, w.plus(w.times(step, CHUNK * 4), 64 * i)) for i in range(_VECTORS)]
-        for i in range(count):
-            own = w.splat(w.load(I32, query, w.plus(w.times(step, 4), i * form.depth * 4)))
-            for slot, word in zip(sums[i], words, strict=True):
-                w.b.store(_multiply_add(w, form, w.b.load(slot, typ=FLOATS), own, word), slot)
-    scores: list[list[Value]] = []
-    for i in range(count):
-        place = w.times(w.plus(row, i), 4)
-        last, first = (
-            w.splat(w.load(I32, memory, w.plus(place, part))) for part in (scratch.position, scratch.first_key)
-        )
-        scores.append([])
-        for vector, slot in enumerate(sums[i]):
-            key = w.b.add(w.splat(w.b.trunc(base, I32)), w.ints(range(LANES * vector, LANES * vector + LANES)))
-            seen = w.b.and_(w.b.icmp_signed("<=", key, last), w.b.icmp_signed(">=", key, first))
-            score = w.b.fmul(w.b.load(slot, typ=FLOATS), w.splat(scale))
-            if form.capped:
-                score = _cap(w, score, w.splat(cap))
-            scores[-1].append(w.b.select(seen, score, w.floats(_NOTHING)))
-    return scores
-
-
-def _cap(w: Writer, score: Value, cap: Value) -> Value:
-    """Cap * tanh(score / cap), with tanh(x) = 1 - 2 / (e^(2x) + 1); beyond 20 it is 1 in float32."""
-    x = w.b.fdiv(score, cap)
-    x = w.b.select(w.b.fcmp_ordered("<", x, w.floats(20.0)), x, w.floats(20.0))
-    x = w.larger(x, w.floats(-20.0))
-    above = w.b.fadd(w.exp(w.b.fadd(x, x)), w.floats(1.0))
-    return w.b.fmul(cap, w.b.fsub(w.floats(1.0), w.b.fdiv(w.floats(2.0), above)))
-
-
-def _weigh(w: Writer, form: Form, scratch: Scratch, at: tuple[Value, Value, int], scores: list[Value]) -> Value:
-    """Make weights of a row's scores, for `_mix`, and keep its maximum and total; returns what rescales its sums."""
-    memory, row, index = at
-    b = w.b
-    highest = w.larger(w.larger(scores[0], scores[1]), w.larger(scores[2], scores[3]))
-    for size in (8, 4, 2, 1):
-        swapped = b.shuffle_vector(highest, highest, w.ints([lane ^ size for lane in range(LANES)]))
-        highest = w.larger(highest, swapped)
-    place = w.plus(w.times(row, 4), scratch.highest)
-    before = w.splat(w.load(F32, memory, place))
-    highest = w.larger(before, highest)
-    w.store(b.extract_element(highest, ir.Constant(I32, 0)), memory, place)
-    rescale = w.exp(b.fsub(before, highest))
-    weights = [
-        b.select(b.fcmp_ordered(">", score, w.floats(_NOTHING)), w.exp(b.fsub(score, highest)), w.floats(0.0))
-        for score in scores
-    ]
-    total = b.fadd(b.fadd(weights[0], weights[1]), b.fadd(weights[2], weights[3]))
-    place = w.plus(w.times(row, LANES * 4), scratch.total)
-    w.store(w.fma(w.load(FLOATS, memory, place), rescale, total), memory, place)
-    for vector, weight in enumerate(weights):
-        step = LANES * (2 if form.pairs else 4)
-        rounded = b.fptrunc(weight, HALVES) if form.pairs else weight
-        w.store(rounded, memory, scratch.weights + index * form.terms * 4 + vector * step)
-    return rescale
-
-
-def _mix(w: Writer, form: Form, scratch: Scratch, at: tuple[Value, Value], rescale: list[Value]) -> None:
-    """Add a chunk's values, weighted, to the sums of each row; as many columns at a time as there are registers for."""
-    memory, row = at
-    values, weights = w.at(memory, scratch.values), w.at(memory, scratch.weights)
-    for first in range(0, form.value_dim, CHUNK):
-        columns = range(first, min(first + CHUNK, form.value_dim), LANES)
-        sums = [[w.slot() for _ in columns] for _ in rescale]
-        places = [
-            [w.plus(w.times(w.plus(row, i), form.value_dim * 4), scratch.mixed + 4 * column) for column in columns]
-            for i in range(len(rescale))
-        ]
-        for i, factor in enumerate(rescale):
-            for slot, place in zip(sums[i], places[i], strict=True):
-                w.b.store(w.b.fmul(w.load(FLOATS, memory, place), factor), slot)
-        with w.loop(w.number(0), w.number(form.terms)) as step:
-            words = [w.load(INTS, values, w.plus(w.times(step, form.value_dim * 4), 4 * c)) for c in columns]
-            for i in range(len(rescale)):
-                weight = w.splat(w.load(I32, weights, w.plus(w.times(step, 4), i * form.terms * 4)))
-                for slot, word in zip(sums[i], words, strict=True):
-                    w.b.store(_multiply_add(w, form, w.b.load(slot, typ=FLOATS), weight, word), slot)
-        for i in range(len(rescale)):
-            for slot, place in zip(sums[i], places[i], strict=True):
-                w.store(w.b.load(slot, typ=FLOATS), memory, place)
 
 
 class _Worker:
@@ -282,11 +60,16 @@ class _Worker:
         self.job = function.args[0]
         number = self._count_up(Job.WORKERS)
         self.memory = self.w.at(self._pointer(Job.SCRATCH), self.w.times(number, scratch.size))
+        self.before = self.w.at(self.memory, scratch.before)
 
     def write(self) -> None:
         """Take items until there are none."""
         w = self.w
         ask, take, leave = (w.function.append_basic_block(name) for name in ("ask", "take", "leave"))
+        if self.form.tiles:
+            # Whoever else uses tiles on this thread finds them as they were.
+            w.call("llvm.x86.sttilecfg", ir.VoidType(), self.before)
+            w.call("llvm.x86.ldtilecfg", ir.VoidType(), w.constant(full_tiles()))
         w.b.branch(ask)
         w.b.position_at_end(ask)
         item = self._count_up(Job.NEXT)
@@ -303,6 +86,8 @@ class _Worker:
         self._strip()
         w.b.branch(ask)
         w.b.position_at_end(leave)
+        if self.form.tiles:
+            w.call("llvm.x86.ldtilecfg", ir.VoidType(), self.before)
         w.b.ret_void()
 
     def _strip(self) -> None:
@@ -312,14 +97,14 @@ class _Worker:
             self._begin_row(row, position, query)
         chunk = w.number(CHUNK)
         with w.loop(w.b.mul(w.b.sdiv(self.first_key, chunk), chunk), self.end, CHUNK) as base:
-            with w.loop(w.number(0), w.number(_VECTORS)) as vector:
+            with w.loop(w.number(0), w.number(VECTORS)) as vector:
                 self._lay_out(vector, w.b.add(base, w.times(vector, LANES)))
-            done = w.number(0)
-            for count, function in self.groups.items():
-                stop = w.b.add(done, w.times(w.b.sdiv(w.b.sub(rows, done), w.number(count)), count))
-                with w.loop(done, stop, count) as row:
-                    self._rows(function, row, count, base)
-                done = stop
+            if form.tiles:
+                with w.loop(w.number(0), rows, TILE_ROWS) as row:
+                    left, full = w.b.sub(rows, row), w.number(TILE_ROWS)
+                    self._rows(row, w.b.select(w.b.icmp_signed("<", left, full), left, full), base, TILE_ROWS)
+            else:
+                self._side_by_side(rows, base)
         with self._each_row() as (row, _, _, out):
             self._finish_row(row, out)
 
@@ -348,16 +133,25 @@ class _Worker:
         first = w.load(I32, self._pointer(Job.FIRST_KEYS), w.times(w.b.add(self.row, place), 4))
         w.store(position, self.memory, w.plus(w.times(row, 4), scratch.position))
         w.store(first, self.memory, w.plus(w.times(row, 4), scratch.first_key))
-        w.store(ir.Constant(F32, _NOTHING), self.memory, w.plus(w.times(row, 4), scratch.highest))
+        w.store(ir.Constant(F32, NOTHING), self.memory, w.plus(w.times(row, 4), scratch.highest))
         w.store(w.floats(0.0), self.memory, w.plus(w.times(row, LANES * 4), scratch.total))
         for column in range(0, form.value_dim, LANES):
             place = w.plus(w.times(row, form.value_dim * 4), scratch.mixed + 4 * column)
             w.store(w.floats(0.0), self.memory, place)
 
-    def _rows(self, function: Value, row: Value, count: int, base: Value) -> None:
-        """Take some rows through a chunk, unless none of them sees any of it."""
+    def _side_by_side(self, rows: Value, base: Value) -> None:
+        """Take all rows through a chunk, as many at a time as can be."""
+        w, done = self.w, self.w.number(0)
+        for count in self.groups:
+            stop = w.b.add(done, w.times(w.b.sdiv(w.b.sub(rows, done), w.number(count)), count))
+            with w.loop(done, stop, count) as row:
+                self._rows(row, w.number(count), base, count)
+            done = stop
+
+    def _rows(self, row: Value, count: Value, base: Value, kind: int) -> None:
+        """Take `count` rows through a chunk, by the function for `kind` of them, unless none of them sees any of it."""
         w, scratch = self.w, self.scratch
-        last = w.load(I32, self.memory, w.plus(w.times(row, 4), scratch.position + 4 * (count - 1)))
+        last = w.load(I32, self.memory, w.plus(w.times(w.b.add(row, count), 4), scratch.position - 4))
         first = w.load(I32, self.memory, w.plus(w.times(row, 4), scratch.first_key))
         sees = w.b.and_(
             w.b.icmp_signed(">=", w.b.sext(last, I64), base),
@@ -365,7 +159,7 @@ class _Worker:
         )
         with w.b.if_then(sees):
             scale, cap = (w.b.bitcast(w.b.trunc(self._field(field), I32), F32) for field in (Job.SCALE, Job.CAP))
-            w.b.call(function, [self.memory, row, base, scale, cap])
+            w.b.call(self.groups[kind], [self.memory, row, base, scale, cap, count])
 
     def _lay_out(self, vector: Value, key: Value) -> None:
         """Lay out 16 keys and values, from position `key` on: of each key word a vector, and values in pairs."""
@@ -379,7 +173,7 @@ class _Worker:
                 token = w.b.add(w.times(self.head, form.block_size), inside)
                 self._lay_out_keys(vector, self._vectors(Job.KEYS, block, token, form.key_dim))
                 self._lay_out_values(vector, key, self._vectors(Job.VALUES, block, token, form.value_dim))
-            with beyond, w.loop(w.number(0), w.number(form.terms // _VECTORS)) as term:
+            with beyond, w.loop(w.number(0), w.number(form.terms // VECTORS)) as term:
                 for column in range(0, form.value_dim, LANES):
                     w.store(w.ints([0] * LANES), self.memory, self._value_place(vector, term, column))
 
@@ -397,7 +191,7 @@ class _Worker:
 
     def _lay_out_values(self, vector: Value, key: Value, values: Value) -> None:
         w, form = self.w, self.form
-        each = 2 if form.pairs else 1
+        each = 2 if form.tiles else 1
         with w.loop(w.number(0), w.number(LANES // each)) as term:
             seen: list[Value] = []
             sources: list[Value] = []
@@ -408,7 +202,7 @@ class _Worker:
                 seen.append(w.b.and_(before_end, w.b.icmp_signed(">=", position, self.first_key)))
                 sources.append(w.at(values, w.times(index, form.value_dim * form.element)))
             for column in range(0, form.value_dim, LANES):
-                if form.pairs:
+                if form.tiles:
                     low, high = (w.b.zext(w.load(SHORTS, source, 2 * column), INTS) for source in sources)
                     high = w.b.shl(high, w.ints([16] * LANES))
                     nothing = w.ints([0] * LANES)
@@ -419,7 +213,7 @@ class _Worker:
 
     def _value_place(self, vector: Value, term: Value, column: int) -> Value:
         w, form = self.w, self.form
-        number = w.b.add(w.times(vector, form.terms // _VECTORS), term)
+        number = w.b.add(w.times(vector, form.terms // VECTORS), term)
         return w.plus(w.times(number, form.value_dim * 4), self.scratch.values + 4 * column)
 
     def _finish_row(self, row: Value, out: tuple[Value, Value]) -> None:

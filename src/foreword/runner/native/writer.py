@@ -34,7 +34,7 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-HALVES, PAIRS = ir.VectorType(_BFloat(), LANES), ir.VectorType(_BFloat(), 2 * LANES)
+HALVES = ir.VectorType(_BFloat(), LANES)
 
 Value = Any
 """A value of the code that is being written."""
@@ -100,6 +100,17 @@ class Writer:
         if known is None:
             known = ir.Function(module, ir.FunctionType(kind, [value.type for value in arguments]), name)
         return self.b.call(known, arguments)
+
+    def constant(self, value: bytes) -> Value:
+        """The address of some bytes that never change."""
+        kind = ir.ArrayType(I8, len(value))
+        place = ir.GlobalVariable(self.function.module, kind, f"constant{len(self.function.module.globals)}")
+        place.initializer, place.global_constant, place.linkage = ir.Constant(kind, bytearray(value)), True, "internal"
+        return self.b.bitcast(place, POINTER)
+
+    def load_tile(self, number: int, base: Value, row: int) -> None:
+        """Fill a tile register (Intel AMX) with rows that lie `row` bytes apart."""
+        self.call("llvm.x86.tileloadd64", ir.VoidType(), ir.Constant(I8, number), base, self.number(row))
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """Multiply and add, rounded once: a * b + c."""

@@ -1,0 +1,112 @@
+"""What a paged attention kernel is written for, what it is given, and where a worker keeps what."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from foreword.runner.native.writer import LANES
+
+CHUNK = 64
+"""Keys that a row looks at together."""
+VECTORS = CHUNK // LANES
+TILE_ROWS, TILE_BYTES = 16, 64
+"""Of a tile register (Intel AMX): as many rows, and bytes of each."""
+NOTHING = -3e38
+"""A score below all others, and finite: minus infinity less itself would be NaN."""
+MOST_ROWS = 192
+"""Rows times query heads of a strip, unless one row has more: what a worker keeps of them should stay in its cache."""
+
+
+class Job(IntEnum):
+    """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
+
+    NEXT = 0
+    """The next item; workers count it up."""
+    WORKERS = 1
+    """Workers that have come so far."""
+    NUM_STRIPS = 2
+    STRIPS = 3
+    """int32 [n, 4]: first row of the batch, its position, number of rows, where its block table begins."""
+    TABLES = 4
+    """int32: block tables, one after the other."""
+    FIRST_KEYS = 5
+    """int32 [rows]: the earliest position that each row of the batch sees."""
+    QUERY = 6
+    QUERY_ROW = 7
+    QUERY_HEAD = 8
+    OUT = 9
+    """[rows, heads, value_dim]."""
+    KEYS = 10
+    """The layer's first key in block 0."""
+    VALUES = 11
+    SPAN = 12
+    """Of one block, all layers."""
+    SCRATCH = 13
+    SCALE = 14
+    """Bits of a float32, as are the next."""
+    CAP = 15
+    SINKS = 16
+    """float32 [heads]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a kernel is written for."""
+
+    group: int
+    """Query heads that share a KV head."""
+    kv_heads: int
+    key_dim: int
+    """A multiple of 32 for bfloat16 and of 16 for float32, as is `value_dim`."""
+    value_dim: int
+    block_size: int
+    """A multiple of 16."""
+    half: bool
+    """bfloat16; else float32."""
+    tiles: bool
+    """Multiply bfloat16 in tile registers, where a 32-bit word is a pair of numbers; else all is float32."""
+    capped: bool
+    sinks: bool
+
+    @property
+    def positions(self) -> int:
+        """Most rows of the batch in a strip."""
+        return max(1, MOST_ROWS // self.group)
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number in memory."""
+        return 2 if self.half else 4
+
+    @property
+    def depth(self) -> int:
+        """Steps of a score: 32-bit words of a key, each one number or a pair."""
+        return self.key_dim // 2 if self.tiles else self.key_dim
+
+    @property
+    def terms(self) -> int:
+        """Steps of a weighted sum over a chunk."""
+        return CHUNK // 2 if self.tiles else CHUNK
+
+
+class Scratch:
+    """Where a worker keeps what: distances in bytes from its own scratch memory."""
+
+    def __init__(self, form: Form) -> None:
+        rows = -(-form.positions * form.group // TILE_ROWS) * TILE_ROWS
+        self.size = 0
+        self.query = self._take(rows * form.depth * 4)
+        self.keys = self._take(form.depth * CHUNK * 4)
+        self.values = self._take(form.terms * form.value_dim * 4)
+        self.scores = self._take(TILE_ROWS * CHUNK * 4)
+        self.weights = self._take(TILE_ROWS * form.terms * 4)
+        self.before = self._take(TILE_BYTES)
+        self.position = self._take(rows * 4)
+        self.first_key = self._take(rows * 4)
+        self.highest = self._take(rows * 4)
+        self.total = self._take(rows * LANES * 4)
+        self.mixed = self._take(rows * form.value_dim * 4)
+
+    def _take(self, count: int) -> int:
+        begin = self.size
+        self.size += -(-count // 64) * 64
+        return begin

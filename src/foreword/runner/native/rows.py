@@ -1,0 +1,197 @@
+"""How some rows of a strip go through one chunk of keys: scores, weights, weighted sums.
+
+There are two ways with products: rows side by side, whose sums are kept in vector registers, in float32; and tile
+registers (Intel AMX), in bfloat16. In both a row's operations are its own.
+"""
+
+from foreword.runner.native.form import CHUNK, NOTHING, TILE_BYTES, TILE_ROWS, VECTORS, Form, Scratch
+from foreword.runner.native.writer import F32, FLOATS, HALVES, I8, I32, I64, LANES, POINTER, Value, Writer, ir
+
+_SIDE_BY_SIDE = (6, 3, 2, 1)
+"""Rows computed side by side, to use what was loaded more than once: as many as there are registers for."""
+
+
+def write_rows(module: Value, form: Form, scratch: Scratch) -> dict[int, Value]:
+    """Functions that take rows through a chunk, by the number of rows that each takes; most first."""
+    if form.tiles:
+        return {TILE_ROWS: _write_tile(module, form, scratch)}
+    return {count: _write_rows(module, form, scratch, count) for count in _SIDE_BY_SIDE}
+
+
+def _row_function(module: Value, name: str) -> tuple[Writer, tuple[Value, ...]]:
+    """Begin a function that takes neighbouring rows of a strip through one chunk.
+
+    It is given a worker's memory, the first row, the chunk's first key, scale and cap of scores, and the number of
+    rows.
+    """
+    kinds = [POINTER, I64, I64, F32, F32, I64]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
+    function.linkage = "internal"
+    return Writer(function), tuple(function.args)
+
+
+def _write_rows(module: Value, form: Form, scratch: Scratch, count: int) -> Value:
+    """The function for `count` rows whose sums are kept in vector registers."""
+    w, (memory, row, base, scale, cap, _) = _row_function(module, f"rows{count}")
+    products = _multiply_keys(w, form, scratch, (memory, row), count)
+    rescale: list[Value] = []
+    for i, own in enumerate(products):
+        at = memory, w.plus(row, i), w.number(i)
+        scores = _mask(w, form, scratch, (*at, base, scale, cap), own)
+        rescale.append(_weigh(w, form, scratch, at, scores))
+    _mix(w, form, scratch, (memory, row), rescale)
+    w.b.ret_void()
+    return w.function
+
+
+def _write_tile(module: Value, form: Form, scratch: Scratch) -> Value:
+    """The function for up to 16 rows, multiplied in tile registers.
+
+    A row of a tile is multiplied by itself, so it does not matter what those past the last one hold.
+    """
+    w, (memory, row, base, scale, cap, count) = _row_function(module, "tile")
+    query = w.at(memory, w.plus(w.times(row, form.depth * 4), scratch.query))
+    scores, keys = w.at(memory, scratch.scores), w.at(memory, scratch.keys)
+    _multiply_tiles(w, (query, form.depth * 4), (keys, CHUNK * 4), (scores, CHUNK * 4), form.depth)
+    with w.loop(w.number(0), count) as index:
+        at = memory, w.b.add(row, index), index
+        own = [w.load(FLOATS, scores, w.plus(w.times(index, CHUNK * 4), 64 * i)) for i in range(VECTORS)]
+        rescale = _weigh(w, form, scratch, at, _mask(w, form, scratch, (*at, base, scale, cap), own))
+        for column in range(0, form.value_dim, LANES):
+            place = w.plus(w.times(at[1], form.value_dim * 4), scratch.mixed + 4 * column)
+            w.store(w.b.fmul(w.load(FLOATS, memory, place), rescale), memory, place)
+    weights = w.at(memory, scratch.weights)
+    for column in range(0, form.value_dim, CHUNK):
+        values = w.at(memory, scratch.values + 4 * column)
+        mixed = w.at(memory, w.plus(w.times(row, form.value_dim * 4), scratch.mixed + 4 * column))
+        wide = form.value_dim * 4
+        most = min(VECTORS, (form.value_dim - column) // LANES)
+        _multiply_tiles(w, (weights, form.terms * 4), (values, wide), (mixed, wide), form.terms, add=most)
+    w.b.ret_void()
+    return w.function
+
+
+_Rows = tuple[Value, int]
+"""An address, and the bytes from one row to the next."""
+
+
+def _multiply_tiles(w: Writer, left: _Rows, right: _Rows, out: _Rows, depth: int, *, add: int = 0) -> None:
+    """16 rows of words times `depth` rows of up to 64 words, to `out`; added to the first 16 * `add` columns there."""
+    tiles = range(add or VECTORS)
+    for tile in tiles:
+        if add:
+            w.load_tile(tile, w.at(out[0], TILE_BYTES * tile), out[1])
+        else:
+            w.call("llvm.x86.tilezero", ir.VoidType(), ir.Constant(I8, tile))
+    a, b = VECTORS, VECTORS + 1
+    for step in range(depth // LANES):
+        w.load_tile(a, w.at(left[0], TILE_BYTES * step), left[1])
+        for tile in tiles:
+            w.load_tile(b, w.at(right[0], step * LANES * right[1] + TILE_BYTES * tile), right[1])
+            w.call("llvm.x86.tdpbf16ps", ir.VoidType(), *(ir.Constant(I8, number) for number in (tile, a, b)))
+    for tile in tiles:
+        place = w.at(out[0], TILE_BYTES * tile)
+        w.call("llvm.x86.tilestored64", ir.VoidType(), ir.Constant(I8, tile), place, w.number(out[1]))
+
+
+def _multiply_keys(w: Writer, form: Form, scratch: Scratch, at: tuple[Value, Value], count: int) -> list[list[Value]]:
+    """Products of `count` rows and a chunk's keys, four vectors a row."""
+    memory, row = at
+    sums = [[w.slot() for _ in range(VECTORS)] for _ in range(count)]
+    for slot in (slot for slots in sums for slot in slots):
+        w.b.store(w.floats(0.0), slot)
+    query = w.at(memory, w.plus(w.times(row, form.depth * 4), scratch.query))
+    keys = w.at(memory, scratch.keys)
+    with w.loop(w.number(0), w.number(form.depth)) as step:
+        words = [w.load(FLOATS, keys, w.plus(w.times(step, CHUNK * 4), 64 * i)) for i in range(VECTORS)]
+        for i in range(count):
+            own = w.splat(w.load(F32, query, w.plus(w.times(step, 4), i * form.depth * 4)))
+            for slot, word in zip(sums[i], words, strict=True):
+                w.b.store(w.fma(own, word, w.b.load(slot, typ=FLOATS)), slot)
+    return [[w.b.load(slot, typ=FLOATS) for slot in slots] for slots in sums]
+
+
+def _mask(w: Writer, form: Form, scratch: Scratch, given: tuple[Value, ...], products: list[Value]) -> list[Value]:
+    """Scores of a row out of products with a chunk's keys; NOTHING where a key is not seen."""
+    memory, row, _, base, scale, cap = given
+    place = w.times(row, 4)
+    last, first = (w.splat(w.load(I32, memory, w.plus(place, part))) for part in (scratch.position, scratch.first_key))
+    scores: list[Value] = []
+    for vector, product in enumerate(products):
+        key = w.b.add(w.splat(w.b.trunc(base, I32)), w.ints(range(LANES * vector, LANES * vector + LANES)))
+        seen = w.b.and_(w.b.icmp_signed("<=", key, last), w.b.icmp_signed(">=", key, first))
+        score = w.b.fmul(product, w.splat(scale))
+        if form.capped:
+            score = _cap(w, score, w.splat(cap))
+        scores.append(w.b.select(seen, score, w.floats(NOTHING)))
+    return scores
+
+
+def _cap(w: Writer, score: Value, cap: Value) -> Value:
+    """Cap * tanh(score / cap), with tanh(x) = 1 - 2 / (e^(2x) + 1); beyond 20 it is 1 in float32."""
+    x = w.b.fdiv(score, cap)
+    x = w.b.select(w.b.fcmp_ordered("<", x, w.floats(20.0)), x, w.floats(20.0))
+    x = w.larger(x, w.floats(-20.0))
+    above = w.b.fadd(w.exp(w.b.fadd(x, x)), w.floats(1.0))
+    return w.b.fmul(cap, w.b.fsub(w.floats(1.0), w.b.fdiv(w.floats(2.0), above)))
+
+
+def _weigh(w: Writer, form: Form, scratch: Scratch, at: tuple[Value, Value, Value], scores: list[Value]) -> Value:
+    """Make weights of a row's scores and keep its maximum and total; returns what rescales its sums.
+
+    `at` is a worker's memory, the row, and its place among the weights.
+    """
+    memory, row, index = at
+    b = w.b
+    highest = w.larger(w.larger(scores[0], scores[1]), w.larger(scores[2], scores[3]))
+    for size in (8, 4, 2, 1):
+        swapped = b.shuffle_vector(highest, highest, w.ints([lane ^ size for lane in range(LANES)]))
+        highest = w.larger(highest, swapped)
+    place = w.plus(w.times(row, 4), scratch.highest)
+    before = w.splat(w.load(F32, memory, place))
+    highest = w.larger(before, highest)
+    w.store(b.extract_element(highest, ir.Constant(I32, 0)), memory, place)
+    rescale = w.exp(b.fsub(before, highest))
+    weights = [
+        b.select(b.fcmp_ordered(">", score, w.floats(NOTHING)), w.exp(b.fsub(score, highest)), w.floats(0.0))
+        for score in scores
+    ]
+    total = b.fadd(b.fadd(weights[0], weights[1]), b.fadd(weights[2], weights[3]))
+    place = w.plus(w.times(row, LANES * 4), scratch.total)
+    w.store(w.fma(w.load(FLOATS, memory, place), rescale, total), memory, place)
+    for vector, weight in enumerate(weights):
+        step = LANES * (2 if form.tiles else 4)
+        rounded = b.fptrunc(weight, HALVES) if form.tiles else weight
+        w.store(rounded, memory, w.plus(w.times(index, form.terms * 4), scratch.weights + vector * step))
+    return rescale
+
+
+def _mix(w: Writer, form: Form, scratch: Scratch, at: tuple[Value, Value], rescale: list[Value]) -> None:
+    """Add a chunk's values, weighted, to the sums of each row; as many columns at a time as there are registers for."""
+    memory, row = at
+    values, weights = w.at(memory, scratch.values), w.at(memory, scratch.weights)
+    for first in range(0, form.value_dim, CHUNK):
+        columns = range(first, min(first + CHUNK, form.value_dim), LANES)
+        sums = [[w.slot() for _ in columns] for _ in rescale]
+        places = [
+            [w.plus(w.times(w.plus(row, i), form.value_dim * 4), scratch.mixed + 4 * column) for column in columns]
+            for i in range(len(rescale))
+        ]
+        for i, factor in enumerate(rescale):
+            for slot, place in zip(sums[i], places[i], strict=True):
+                w.b.store(w.b.fmul(w.load(FLOATS, memory, place), factor), slot)
+        with w.loop(w.number(0), w.number(form.terms)) as step:
+            words = [w.load(FLOATS, values, w.plus(w.times(step, form.value_dim * 4), 4 * c)) for c in columns]
+            for i in range(len(rescale)):
+                weight = w.splat(w.load(F32, weights, w.plus(w.times(step, 4), i * form.terms * 4)))
+                for slot, word in zip(sums[i], words, strict=True):
+                    w.b.store(w.fma(weight, word, w.b.load(slot, typ=FLOATS)), slot)
+        for i in range(len(rescale)):
+            for slot, place in zip(sums[i], places[i], strict=True):
+                w.store(w.b.load(slot, typ=FLOATS), memory, place)
+
+
+def full_tiles() -> bytes:
+    """What LDTILECFG reads: palette 1, and of all eight tiles the bytes of a row and the number of rows."""
+    widths = b"".join(TILE_BYTES.to_bytes(2, "little") for _ in range(8))
+    return bytes([1]) + bytes(15) + widths.ljust(32, b"\0") + bytes([TILE_ROWS] * 8).ljust(16, b"\0")
