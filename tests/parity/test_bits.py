@@ -41,8 +41,10 @@ def rows_in_company(desk: Desk, line: Line, cuts: Sequence[int], seed: int) -> t
 
 
 def stored(runner: ModelRunner, line: Line) -> torch.Tensor:
-    """The bytes of a line's blocks."""
-    return runner.memory.buffer[torch.tensor(line.table)].clone()
+    """Keys and values of a line's tokens, all layers end to end; what its last block holds behind them is nobody's."""
+    memory, blocks = runner.memory, torch.tensor(line.table)
+    pieces = (part(layer)[blocks] for layer in range(memory.layout.num_layers) for part in (memory.keys, memory.values))
+    return torch.cat([piece.flatten(0, 1)[: line.done].reshape(-1) for piece in pieces])
 
 
 def hold(runner: ModelRunner, cuts: Sequence[Sequence[int]], length: int = LENGTH) -> None:
