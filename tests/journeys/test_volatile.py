@@ -154,11 +154,14 @@ def thinking(embedded_directory: Path, tmp_path: Path) -> Iterator[Running]:
 
 def test_a_template_that_drops_thinking_blocks_is_found_out(thinking: Running) -> None:
     contents, reports = [HOTEL], list[dict[str, Any]]()
-    for question in QUESTIONS:
+    for question in QUESTIONS * 2:
         contents.append(f"{question} Please explain it to me slowly, and say why it is so.")
         answer = chat(thinking, *contents, max_tokens=48)
         contents.append(answer["choices"][0]["message"]["content"])
         reports.append(answer["cache"])
+        # How soon depends on how much the model says: a turn of few tokens costs too little to be told.
+        if len(reports) >= len(QUESTIONS) and answer["cache"]["advice"] is not None:
+            break
     last = reports[-1]
     told = last["advice"]
     assert told is not None
