@@ -51,7 +51,7 @@ NONSENSE: tuple[tuple[str, bytes, int], ...] = (
     ("/v1/completions", b'{"prompt": "", "max_tokens": 1}', 400),
     ("/v1/chat/completions", b'{"messages": []}', 400),
     ("/chat", b'{"prompt": "x", "prefix_length": 99}', 422),
-    ("/v1/cache/flush", b"{}", 403),
+    ("/v1/cache/flush", b'{"tenant": "nobody"}', 404),
     ("/v1/models/reload", b"{}", 403),
     ("/v1/nothing", b"{}", 404),
 )
