@@ -1,7 +1,6 @@
 """`foreword explain`: which part of a prompt a server has cached, and where and why that ends, in colour."""
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Explain:
     def run(self) -> int:
         """Ask and print."""
         body = _read(self.prompt)
-        remote = Remote(self.url, self.api_key or os.environ.get("FOREWORD_API_KEY"))
+        remote = Remote(self.url, self.api_key)
         found = remote.post("/v1/cache/lookup", body)
         console = Console()
         for part in (_verdict(found), _coloured(body, found, whole=self.all)):

@@ -1,6 +1,5 @@
 """`foreword inspect`: a running server's cache at a glance, in the terminal."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import sleep
@@ -42,7 +41,7 @@ class Inspect:
         """Look."""
         if not self.every >= 0.1:
             raise ConfigError(f"every is {self.every}; at least 0.1 seconds lie between two looks")
-        remote = Remote(self.url, self.api_key or os.environ.get("FOREWORD_API_KEY"))
+        remote = Remote(self.url, self.api_key)
         console = Console()
         if self.once:
             console.print(_page(remote), highlight=False)

@@ -1,6 +1,7 @@
 """A running server, from the command line: JSON in and out, and errors that name the way out."""
 
 import json
+import os
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -15,12 +16,13 @@ class Remote:
     """One server and the key for it."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """Raises ConfigError for what is no address."""
+        """No key: that of $FOREWORD_API_KEY, if it is set. Raises ConfigError for what is no address."""
         address = url if "://" in url else f"http://{url}"
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{url} is no address of a server; it looks like http://127.0.0.1:8000")
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        key = api_key or os.environ.get("FOREWORD_API_KEY")
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self.url = address.rstrip("/").removesuffix("/v1")
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S)
 

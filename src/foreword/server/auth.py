@@ -26,15 +26,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from foreword.base.errors import ConfigError
 from foreword.cache.identity import ALONE, Tenant
 from foreword.front.ask import Caller
+from foreword.server import dashboard
 from foreword.server.errors import Refusal, Refused
 from foreword.server.keys import Key, Keys, digest, parse, written
 from foreword.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
 
-OPEN = frozenset({"/health", "/ready", "/dashboard"})
+OPEN = frozenset({"/health", "/ready", dashboard.PATH})
 """Paths that need no key."""
-OPEN_BELOW = "/dashboard/"
+OPEN_BELOW = f"{dashboard.PATH}/"
 """Nor does what is below this one."""
 
 

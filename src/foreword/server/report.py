@@ -86,16 +86,5 @@ def where_of(where: Where | None) -> WhereReply | None:
 
 def advice_of(advice: Advice) -> AdviceReply:
     """What to change in a prompt."""
-    return AdviceReply(
-        kind=advice.kind,
-        message=advice.message,
-        role=advice.role,
-        offset=advice.offset,
-        end=advice.end,
-        at_token=advice.at_token,
-        before=advice.before,
-        now=advice.now,
-        calls=advice.num_calls,
-        tokens_per_call=advice.tokens_per_call,
-        text=advice.text,
-    )
+    fields = asdict(advice)
+    return AdviceReply(calls=fields.pop("num_calls"), **fields)

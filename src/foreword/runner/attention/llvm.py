@@ -139,7 +139,7 @@ class LlvmStep:
         return torch.tensor([fields.get(field, 0) for field in Job])
 
     def _cut(self, most: int) -> Tensor:
-        """int32 [n, 4], those that read most keys first: see `paged.Job`."""
+        """int32 [n, 4], those that read most keys first: see `form.Job`."""
         found = self._strips.get(most)
         if found is None:
             strips: list[tuple[int, int, int, int]] = []

@@ -88,10 +88,10 @@ class Writer:
         """One constant a lane."""
         return ir.Constant(INTS, list(values))
 
-    def slot(self, kind: Value = FLOATS) -> Value:
-        """A place for a value that changes; LLVM keeps it in a register where it can."""
+    def slot(self) -> Value:
+        """A place for a vector of floats that changes; LLVM keeps it in registers where it can."""
         with self.b.goto_entry_block():
-            return self.b.alloca(kind)
+            return self.b.alloca(FLOATS)
 
     def call(self, name: str, kind: Value, *arguments: Value) -> Value:
         """One of LLVM's own functions."""
