@@ -1,7 +1,7 @@
 """What exactness costs: the same work by the runner as it serves and by runners without its rules.
 
     python benchmarks/exactness.py                  wants an otherwise idle machine
-    python benchmarks/exactness.py --only exact,plain --repeats 1
+    python benchmarks/exactness.py --only exact,plain --cases crowd --repeats 6
 
     exact     as served: linear products in portions of proven sizes, steps padded, attention that is exact by itself
     plain     torch's linear layers as they are, nothing padded
@@ -129,9 +129,9 @@ def turns(llm: LLM, seed: int) -> None:
 CASES: Mapping[str, Work] = {"crowd": crowd, "turns": turns}
 
 
-def measure(names: list[str], repeats: int) -> dict[str, dict[str, list[float]]]:
+def measure(names: list[str], cases: list[str], repeats: int) -> dict[str, dict[str, list[float]]]:
     """Seconds by case and variant."""
-    found = {case: {name: list[float]() for name in names} for case in CASES}
+    found = {case: {name: list[float]() for name in names} for case in cases}
     with ExitStack() as stack:
         llms: dict[str, LLM] = {}
         for name in names:
@@ -139,12 +139,12 @@ def measure(names: list[str], repeats: int) -> dict[str, dict[str, list[float]]]
                 attention = "sdpa" if name in TORCH_ATTENTION else "auto"
                 llms[name] = stack.enter_context(LLM(device="cpu", kv_cache="600", attention=attention))
         for repeat in range(-1, repeats):  # the first one warms up
-            for case, work in CASES.items():
+            for case in cases:
                 for name in random.sample(names, len(names)):
                     with ruled(name):
                         llms[name].assembly.worker.flush()
                         start = time.perf_counter()
-                        work(llms[name], repeat)
+                        CASES[case](llms[name], repeat)
                         if repeat >= 0:
                             found[case][name].append(time.perf_counter() - start)
     return found
@@ -154,12 +154,15 @@ def main() -> None:
     """Measure and print one JSON object a case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(LINEARS), help="variants, by commas")
+    parser.add_argument("--cases", default=",".join(CASES), help="by commas")
     parser.add_argument("--repeats", type=int, default=5)
     wish = parser.parse_args()
-    names = wish.only.split(",")
+    names, cases = wish.only.split(","), wish.cases.split(",")
+    if strange := set(cases) - set(CASES):
+        sys.exit(f"there is no case {', '.join(sorted(strange))}; choose from {', '.join(CASES)}")
     if unknown := set(names) - set(LINEARS):
         sys.exit(f"there is no variant {', '.join(sorted(unknown))}; choose from {', '.join(LINEARS)}")
-    for case, times in measure(names, wish.repeats).items():
+    for case, times in measure(names, cases, wish.repeats).items():
         medians = {name: round(statistics.median(seconds), 3) for name, seconds in times.items()}
         row: dict[str, Any] = {"case": case, "seconds": medians}
         others = [seconds for name, seconds in medians.items() if name != "exact"]
