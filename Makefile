@@ -14,8 +14,11 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# One thread: the suite shares its machine, and the threads of tiny matrix products only wait for each other.
+# One thread a worker: the threads of tiny matrix products only wait for each other.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Two workers (ARGS="-n 4": four; ARGS="-n 0": none). A file's tests stay together and share its servers, and files go
+# out in their order rather than by their number of tests, or the few long ones would come last.
+TEST_WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 CODE := src tests $(wildcard examples benchmarks scripts)
 
 .DEFAULT_GOAL := help
@@ -32,7 +35,7 @@ demo: $(VENV)/.run ## Ten questions over one long prefix: what the cache saves o
 	$(BIN)/foreword demo $(ARGS)
 
 test: $(VENV)/.browser ## Set everything up and run all tests
-	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(TEST_WORKERS) $(ARGS)
 
 soak: $(VENV)/.dev ## Ten minutes of everything at once, then a drain check and a report (ARGS="--soak-s 120")
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak $(ARGS)

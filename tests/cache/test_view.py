@@ -63,9 +63,9 @@ def test_no_portion_is_long_whatever_the_tree_looks_like(shape: str, order: str)
         for i in range(10_000):
             run(cache, [i, 1, 2, 3, 4])
     else:
-        trunk = [i % 5 for i in range(16_000)]
+        trunk = [i % 5 for i in range(8_000)]
         run(cache, trunk)
-        for i in range(0, 16_000, 16):
+        for i in range(0, 8_000, 8):
             run(cache, [*trunk[:i], *[9] * 9])
     walk = Walk(limit=50, order=order)  # pyright: ignore[reportArgumentType]
     spent = looked(cache, walk)
@@ -82,7 +82,7 @@ def test_what_leaves_between_two_portions_is_left_out() -> None:
     run(cache, [i % 7 for i in range(40_000)])
     for i in range(3_000):
         run(cache, [50 + i, 1, 2, 3, 4])
-    for portions in range(12):
+    for portions in range(7):  # one more than there are
         walk = Walk(limit=400)
         for _ in range(portions):
             if not cache.look(walk):

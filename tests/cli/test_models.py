@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, spawn
+from tests.runner import models
 from tests.runner.plain_models import build, save
 
 
@@ -53,5 +54,15 @@ def test_identity_prints_every_ingredient(folder: Path, cli: Cli, capsys: pytest
     }
     assert cli("identity", str(folder)) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in found["ingredients"])
+    assert all(name in printed and value in printed for name, value in found["ingredients"].items())
     assert found["root"] in printed
+
+
+def test_identity_names_another_root_for_another_block_size(
+    tmp_path: Path, cli: Cli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, roots = save(models.build(models.CONFIGS["qwen3"]()), tmp_path), list[str]()
+    for block_size in ("16", "16", "32"):
+        assert cli("identity", str(folder), "--json", "--block-size", block_size) == 0
+        roots.append(json.loads(capsys.readouterr().out)["root"])
+    assert roots[0] == roots[1] != roots[2]

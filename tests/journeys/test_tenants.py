@@ -67,13 +67,19 @@ def guarded(large: House) -> Iterator[House]:
     large.boss.drained()
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[House]:
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Forty blocks: ten set aside for public heads, twelve for each tenant, six for nobody."""
     schedule = ScheduleConfig(max_running=4, max_batch_tokens=64)
-    with house(tmp_path, CacheConfig(kv_cache="40"), schedule, max_requests=2) as made:
+    with house(tmp_path_factory.mktemp("keys"), CacheConfig(kv_cache="40"), schedule, max_requests=2) as made:
         yield made
-        made.boss.drained()
+
+
+@pytest.fixture
+def tiny(narrow: House) -> Iterator[House]:
+    narrow.boss.post("/v1/cache/flush", {})
+    yield narrow
+    narrow.boss.drained()
 
 
 def ask(who: Running, prompt: str, **wishes: Any) -> dict[str, Any]:
@@ -300,10 +306,13 @@ def test_public_heads_have_a_budget_and_outlive_a_flood(tiny: House) -> None:
     assert refused.status_code == 400
     assert "10 are allowed, a quarter of the pool" in refused.json()["error"]["message"]
     blocks = tiny.boss.post("/v1/cache/public", {"prompt": HEAD}).json()["num_blocks"]
-    ask(tiny.red, HEAD + "Hello.")
-    for page in range(12):
-        ask(tiny.red, f"Page {page} of the flood is about rivers and seas, page {page}. {SECRET[page * 7 :][:300]}")
-    assert ask(tiny.blue, HEAD + "Good evening.")["cached_tokens"] // BLOCK == blocks
+    try:
+        ask(tiny.red, HEAD + "Hello.")
+        for page in range(12):
+            ask(tiny.red, f"Page {page} of the flood is about rivers and seas, page {page}. {SECRET[page * 7 :][:300]}")
+        assert ask(tiny.blue, HEAD + "Good evening.")["cached_tokens"] // BLOCK == blocks
+    finally:
+        tiny.boss.post("/v1/cache/public", {"prompt": HEAD, "remove": True})
 
 
 def test_keys_come_and_go_while_it_serves(tiny: House) -> None:

@@ -25,25 +25,25 @@ def _runner(dtype: DtypeName) -> ModelRunner:
     return runner
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def embedded_fp32() -> ModelRunner:
     torch.set_num_threads(1)
     return _runner("float32")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def embedded_bf16() -> ModelRunner:
     torch.set_num_threads(1)
     return _runner("bfloat16")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def library_fp32(embedded_fp32: ModelRunner) -> nn.Module:
     """The same weights, untouched by us."""
     return _library(embedded_fp32, torch.float32)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def library_bf16(embedded_bf16: ModelRunner) -> nn.Module:
     return _library(embedded_bf16, torch.bfloat16)
 
