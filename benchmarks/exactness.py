@@ -3,7 +3,8 @@
     python benchmarks/exactness.py                  wants an otherwise idle machine
     python benchmarks/exactness.py --only exact,plain --cases crowd --repeats 6
 
-    exact     as served: linear products in portions of proven sizes, steps padded, attention that is exact by itself
+    exact     as served: products by our own kernel where the processor has tile registers, else in portions of proven
+              sizes with steps padded; attention that is exact by itself
     plain     torch's linear layers as they are, nothing padded
     packed    the same with weights that oneDNN has laid out, each product whole
     free      as plain, with torch's attention (sdpa) over products of just as many rows as there are
@@ -21,7 +22,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -29,10 +30,11 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 from foreword import LLM
-from foreword.runner import batch, loader
+from foreword.runner import loader
 from foreword.runner.attention import heights, sdpa
 from foreword.runner.attention.tiles import TILE
 from foreword.runner.linear import Matrix, pack
+from foreword.runner.products import PLAIN, Products, take_over
 
 Work = Callable[[LLM, int], None]
 FREE = heights.Heights(allowed=tuple(range(1, TILE + 1)), grouped=1, exact=False)
@@ -56,27 +58,28 @@ class Whole(nn.Module):
         return out.view(*x.shape[:-1], -1)
 
 
-def leave(model: nn.Module) -> bool:
+def leave(model: nn.Module, families: Iterable[Sequence[nn.Linear]]) -> Products:
     """Replace nothing, promise nothing."""
-    del model
-    return False
+    del model, families
+    return PLAIN
 
 
-def lay_out(model: nn.Module) -> bool:
+def lay_out(model: nn.Module, families: Iterable[Sequence[nn.Linear]]) -> Products:
     """Put a `Whole` in the place of each linear layer; promise nothing."""
+    del families
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, Whole(child))
-    return False
+    return PLAIN
 
 
-LINEARS: Mapping[str, Callable[[nn.Module], bool]] = {
-    "exact": loader.portion_linears,
+LINEARS: Mapping[str, Callable[[nn.Module, Iterable[Sequence[nn.Linear]]], Products]] = {
+    "exact": take_over,
     "plain": leave,
     "packed": lay_out,
     "free": leave,
-    "attention": loader.portion_linears,
+    "attention": take_over,
 }
 
 TORCH_ATTENTION = ("free", "attention")
@@ -87,13 +90,11 @@ TORCH_ATTENTION = ("free", "attention")
 def ruled(name: str) -> Iterator[None]:
     """Without the rules that a variant drops."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(loader, "portion_linears", LINEARS[name]))
+        stack.enter_context(patch.object(loader, "take_over", LINEARS[name]))
         if name in TORCH_ATTENTION:
             stack.enter_context(
                 patch.object(sdpa, "heights_by_layer", lambda facts, *_, **__: {f.layer: FREE for f in facts})
             )
-        if name not in ("exact", "attention"):
-            stack.enter_context(patch.object(batch, "pad_rows", lambda count: count))
         yield
 
 

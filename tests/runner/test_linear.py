@@ -1,5 +1,3 @@
-from copy import deepcopy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,9 +15,7 @@ from foreword.runner.linear import (
     multiply,
     pack,
     pad_rows,
-    portion_linears,
 )
-from tests.runner.models import CONFIGS, build
 
 
 def menu(*sizes: int) -> Menu:
@@ -84,19 +80,6 @@ def test_the_sizes_are_the_same_every_time(seed: int) -> None:
     assert [portion.rows for portion in once.portions] == [portion.rows for portion in again.portions]
 
 
-def test_a_models_linears_are_all_replaced() -> None:
-    model = build(CONFIGS["llama"]())
-    names = set(model.state_dict())
-    assert portion_linears(model)
-    assert set(model.state_dict()) == names
-    assert not any(type(module) is nn.Linear for module in model.modules())
-
-
-@pytest.mark.parametrize("family", ["gpt2", "deepseek_v3"])
-def test_weights_elsewhere_are_owned_up_to(family: str) -> None:
-    assert not portion_linears(build(CONFIGS[family]()))
-
-
 def test_what_differs_is_struck_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that sums in another order from 200 rows on."""
     real = F.linear
@@ -124,24 +107,6 @@ def test_the_fastest_way_of_those_with_the_same_bits(dtype: torch.dtype, monkeyp
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
     assert all(portion.way != "packed" for portion in choose_menu(weight, packs=False).portions)
-
-
-def test_a_large_model_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(CONFIGS["llama"]()).bfloat16()
-    packed = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    size = sum(linear.weight.nbytes for linear in packed)
-    monkeypatch.setattr(linear_module, "_time", lambda matrix, x, way: float(way != "packed"))
-    for limit, twice in ((size, True), (size - 1, False)):
-        monkeypatch.setattr(linear_module, "_PACKED_BYTES", limit)
-        copy = deepcopy(model)
-        assert portion_linears(copy)
-        ways = {
-            portion.way
-            for module in copy.modules()
-            if isinstance(module, PortionedLinear)
-            for portion in module.menu.portions
-        }
-        assert ("packed" in ways) == twice
 
 
 def test_without_the_private_operators_there_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:

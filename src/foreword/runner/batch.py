@@ -7,7 +7,6 @@ from torch import Tensor
 
 from foreword.base.ids import RequestId
 from foreword.runner.attention.tiles import Segment
-from foreword.runner.linear import pad_rows
 from foreword.schedule.plan import Chunk, Draw
 
 _PAD_TOKEN = 0
@@ -30,8 +29,8 @@ class Batch:
     """T."""
 
 
-def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...]) -> Batch:
-    """Lay the chunks out. `tokens` are their ids with nothing pending; `linear.pad_rows` says what T becomes."""
+def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...], total: int) -> Batch:
+    """Lay the chunks out and pad them to `total` rows. `tokens` are their ids with nothing pending."""
     segments: list[Segment] = []
     drawing: list[tuple[RequestId, Draw]] = []
     last_rows: list[int] = []
@@ -44,7 +43,7 @@ def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...]) -> Bat
         if chunk.draw is not None:
             drawing.append((chunk.request, chunk.draw))
             last_rows.append(len(ids) - 1)
-    padding = pad_rows(len(ids)) - len(ids)
+    padding = total - len(ids)
     ids.extend([_PAD_TOKEN] * padding)
     positions.extend([0] * padding)
     return Batch(
@@ -53,5 +52,5 @@ def build(chunks: tuple[Chunk, ...], tokens: tuple[tuple[int, ...], ...]) -> Bat
         segments=tuple(segments),
         drawing=tuple(drawing),
         last_rows=torch.tensor(last_rows or [0]),
-        total=len(ids),
+        total=total,
     )

@@ -12,7 +12,7 @@ has laid out for its kernels once and for all, which saves doing it at every pro
 the same bits the fastest is taken: it may be another one at the next start, and nobody can tell from an answer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, cast
@@ -31,7 +31,7 @@ _TRIAL_ELEMENTS = 2**31
 _LOGITS_OUTPUTS, _LOGITS_ROWS = 16384, 64
 """A layer with that many outputs makes logits: only the rows that sample reach it, so small portions will do."""
 _DISTINCT_OUTPUTS = 256
-_PACKED_BYTES = 2**30
+PACKED_BYTES = 2**30
 """Of a model's weights, so many may be there a second time. Larger models gain less: their products take longer."""
 
 Way = Literal["plain", "turned", "packed"]
@@ -151,22 +151,15 @@ def _onednn() -> Any:
     return torch.ops.mkldnn
 
 
-def portion_linears(model: nn.Module) -> bool:
-    """Put a `PortionedLinear` in the place of each `nn.Linear` of a model.
-
-    Returns whether that covers every product with a weight: False where a model keeps weights elsewhere (a mixture's
-    experts, for one), whose rows may then still depend on how many there are.
-    """
-    linears = list(_linears(model))
-    packs = sum(linear.weight.nbytes for _, _, linear in linears) <= _PACKED_BYTES
+def choose_menus(linears: Iterable[nn.Linear], *, packs: bool) -> Iterator[tuple[nn.Linear, Menu]]:
+    """Each with the products of its weight; weights of one shape and dtype are tried once."""
     menus: dict[tuple[torch.Size, torch.dtype], Menu] = {}
-    for parent, name, linear in linears:
+    for linear in linears:
         key = (linear.weight.shape, linear.weight.dtype)
         menu = menus.get(key)
         if menu is None:
             menu = menus[key] = choose_menu(linear.weight, packs=packs)
-        setattr(parent, name, PortionedLinear(linear, menu))
-    return all(_is_covered(module) for module in model.modules())
+        yield linear, menu
 
 
 def choose_menu(weight: Tensor, *, packs: bool = True) -> Menu:
@@ -219,17 +212,3 @@ def _cancelling(weight: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     x[:, : 2 * half] = torch.cat((right, -right[:, order]), dim=1)
     repeated = stand_in.to(weight).repeat(-(-outputs // distinct), 1)[:outputs]
     return repeated.contiguous(), x.to(weight)
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            # A subclass may compute something else in its forward.
-            if type(child) is nn.Linear:
-                yield parent, name, child
-
-
-def _is_covered(module: nn.Module) -> bool:
-    if isinstance(module, (PortionedLinear, nn.Embedding)):
-        return True
-    return all(parameter.dim() < 2 for parameter in module.parameters(recurse=False))

@@ -24,9 +24,9 @@ from foreword.runner.embedded import Progress, cache_folder, embedded, materiali
 from foreword.runner.fingerprint import ingredients, stamps
 from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import lay_out
-from foreword.runner.linear import portion_linears
 from foreword.runner.memory import KVMemory, count_blocks
 from foreword.runner.plain import PlainRunner
+from foreword.runner.products import PLAIN, listen, take_over
 from foreword.runner.runner import ModelCard, ModelRunner
 from foreword.runner.survey import survey
 from foreword.runner.trial import try_out, try_out_plain
@@ -138,22 +138,22 @@ def pick_dtype(config: ModelConfig, settings: library.Config, device: torch.devi
 def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunner:
     """Give a loaded model its KV memory. Raises NotReusable when its layers do not fit, else as `load_runner`."""
     model = loaded.model
-    facts = survey(loaded.name, model)
+    with listen(model) as heard:
+        facts = survey(loaded.name, model)
     weight = next(model.parameters())
-    on_cpu = weight.device.type == "cpu"
-    covered = portion_linears(model) if on_cpu else False
+    products = take_over(model, heard.families()) if weight.device.type == "cpu" else PLAIN
     layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
     memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
     backend = choose(config.attention, Ground(facts=facts, memory=memory, exact=cache.exact))
     card = replace(
-        _card(loaded, config, backend.ingredient),
+        _card(loaded, config, {"attention": backend.ingredient, "products": products.ingredient}),
         attention=backend.name,
-        exact=covered and backend.exact,
+        exact=products.exact and backend.exact,
         max_context=library.max_positions(library.config_of(model)),
         flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
     )
-    runner = ModelRunner(model, card, memory, backend)
+    runner = ModelRunner(model, card, memory, backend, products.room)
     try_out(runner, model)
     return runner
 
@@ -174,7 +174,7 @@ def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
     try:
         account = open_account(name, model, config.cache, config.schedule)
         card = replace(
-            _card(loaded, config.model, f"plain 1, {own}"),
+            _card(loaded, config.model, {"attention": f"plain 1, {own}"}),
             attention=f"{own} (the model's own)",
             exact=next(model.parameters()).device.type == "cpu",
             max_context=plain_context(library.config_of(model), config.schedule.max_context),
@@ -187,11 +187,11 @@ def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
     return runner
 
 
-def _card(loaded: Loaded, config: ModelConfig, attention: str) -> ModelCard:
-    """What is known of any model; how it attends is left to others, all but its ingredient."""
+def _card(loaded: Loaded, config: ModelConfig, kernels: Mapping[str, str]) -> ModelCard:
+    """What is known of any model; how it computes is left to others, all but the ingredients that name its kernels."""
     model, settings = loaded.model, library.config_of(loaded.model)
     weight = next(model.parameters())
-    computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype), "attention": attention}
+    computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype), **kernels}
     return ModelCard(
         name=loaded.name,
         directory=str(loaded.directory or ""),

@@ -59,9 +59,12 @@ class ModelCard:
 class ModelRunner:
     """Implements `engine.sockets.Runner`."""
 
-    def __init__(self, model: nn.Module, card: ModelCard, memory: KVMemory, backend: Backend) -> None:
-        """`backend` reads and writes `memory`."""
+    def __init__(
+        self, model: nn.Module, card: ModelCard, memory: KVMemory, backend: Backend, room: Callable[[int], int] = int
+    ) -> None:
+        """`backend` reads and writes `memory`; `room` says what a step of so many rows is padded to."""
         self._model = model
+        self._room = room
         self.card = card
         self.memory = memory
         self._backend = backend
@@ -99,7 +102,7 @@ class ModelRunner:
             if not plan.chunks:
                 return StepResult({})
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            batch = build(plan.chunks, tokens)
+            batch = build(plan.chunks, tokens, self._room(plan.num_tokens))
             logits = None if self._graphs is None else self._graphs.run(batch)
             if logits is None:
                 logits = self._forward(batch)
@@ -123,7 +126,7 @@ class ModelRunner:
             if attrgetter(what)(ours) != attrgetter(what)(theirs):
                 raise ConfigError(f"{name}: the model that is there now needs another KV memory ({what}); restart")
         self._model, self._backend = fresh._model, fresh._backend.over(ours)  # noqa: SLF001  one of our own kind
-        self.card, self._keeps_rows = fresh.card, fresh._keeps_rows  # noqa: SLF001
+        self.card, self._keeps_rows, self._room = fresh.card, fresh._keeps_rows, fresh._room  # noqa: SLF001
         self._last.clear()
         if self._graphs is not None:
             self._record(CudaRecorder())  # what was recorded reads the old weights
@@ -139,7 +142,8 @@ class ModelRunner:
         with torch.inference_mode():
             apply_copies(self.memory, plan.copies)
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            return self._forward(build(plan.chunks, tokens), torch.arange(plan.num_tokens))
+            batch = build(plan.chunks, tokens, self._room(plan.num_tokens))
+            return self._forward(batch, torch.arange(plan.num_tokens))
 
     def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""

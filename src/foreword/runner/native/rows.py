@@ -80,14 +80,14 @@ def _multiply_tiles(w: Writer, left: _Rows, right: _Rows, out: _Rows, depth: int
     tiles = range(add or VECTORS)
     for tile in tiles:
         if add:
-            w.load_tile(tile, w.at(out[0], TILE_BYTES * tile), out[1])
+            w.load_tile(tile, w.at(out[0], TILE_BYTES * tile), w.number(out[1]))
         else:
             w.call("llvm.x86.tilezero", ir.VoidType(), ir.Constant(I8, tile))
     a, b = VECTORS, VECTORS + 1
     for step in range(depth // LANES):
-        w.load_tile(a, w.at(left[0], TILE_BYTES * step), left[1])
+        w.load_tile(a, w.at(left[0], TILE_BYTES * step), w.number(left[1]))
         for tile in tiles:
-            w.load_tile(b, w.at(right[0], step * LANES * right[1] + TILE_BYTES * tile), right[1])
+            w.load_tile(b, w.at(right[0], step * LANES * right[1] + TILE_BYTES * tile), w.number(right[1]))
             w.call("llvm.x86.tdpbf16ps", ir.VoidType(), *(ir.Constant(I8, number) for number in (tile, a, b)))
     for tile in tiles:
         place = w.at(out[0], TILE_BYTES * tile)

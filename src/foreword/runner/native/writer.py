@@ -108,9 +108,9 @@ class Writer:
         place.initializer, place.global_constant, place.linkage = ir.Constant(kind, bytearray(value)), True, "internal"
         return self.b.bitcast(place, POINTER)
 
-    def load_tile(self, number: int, base: Value, row: int) -> None:
+    def load_tile(self, number: int, base: Value, row: Value) -> None:
         """Fill a tile register (Intel AMX) with rows that lie `row` bytes apart."""
-        self.call("llvm.x86.tileloadd64", ir.VoidType(), ir.Constant(I8, number), base, self.number(row))
+        self.call("llvm.x86.tileloadd64", ir.VoidType(), ir.Constant(I8, number), base, row)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """Multiply and add, rounded once: a * b + c."""

@@ -1,0 +1,163 @@
+"""Products with weights in tile registers (Intel AMX): what one worker does with one job.
+
+`x @ weight.T` for rows of bfloat16: an item of work is a strip of rows and a block of 32 columns, and workers take
+items until none is left. A weight is laid out once for all, so that what a block reads lies in the order of reading.
+
+Every element of the result is one sum over the inputs in their order, 32 at a time, kept in a tile register from the
+first to the last and rounded once; only the number of inputs takes part in how it is computed. So a row's bits do not
+depend on how many rows there are, by construction.
+"""
+
+from enum import IntEnum
+
+from foreword.runner.native.form import TILE_BYTES, TILE_ROWS
+from foreword.runner.native.writer import FLOATS, HALVES, I8, I32, I64, LANES, POINTER, Value, Writer, ir
+
+COLUMNS = 32
+"""Of a block: two tiles side by side."""
+STEP = 32
+"""Inputs that a tile holds."""
+_STEP_BYTES = 2 * STEP * COLUMNS
+_ROWS = 2 * TILE_ROWS
+"""Multiplied together."""
+_LEFT, _RIGHT = 4, 6
+"""Tile registers: the first four are sums."""
+
+
+class Job(IntEnum):
+    """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
+
+    NEXT = 0
+    """The next item; workers count it up."""
+    ROWS = 1
+    STRIP = 2
+    """Rows of a strip, a multiple of 32."""
+    ITEMS = 3
+    BLOCKS = 4
+    """Blocks of 32 columns."""
+    STEPS = 5
+    """Inputs, 32 at a time."""
+    X = 6
+    X_ROW = 7
+    WEIGHT = 8
+    """bfloat16 [blocks, steps, 2, 16, 16, 2]: of a block and a step two tiles, of pairs of inputs by column."""
+    BIAS = 9
+    """float32 [columns]."""
+    PARTS = 10
+    """int32 [blocks, 2]: the first column of the part of the result that a block belongs to, and the part's columns."""
+    OUT = 11
+    """Parts one after the other, each [rows, its columns]."""
+    TILES = 12
+    """What LDTILECFG reads."""
+
+
+def tile_shapes(rows: int) -> bytes:
+    """What LDTILECFG reads: palette 1; sums and left sides of up to 16 rows, right sides of 16; all 64 bytes wide."""
+    own = min(rows, TILE_ROWS)
+    widths = b"".join(TILE_BYTES.to_bytes(2, "little") for _ in range(8))
+    return bytes([1]) + bytes(15) + widths.ljust(32, b"\0") + bytes([own] * _RIGHT + [TILE_ROWS] * 2).ljust(16, b"\0")
+
+
+def write() -> str:
+    """The kernel's LLVM code; its way in is `work(job)`."""
+    module = ir.Module("product")
+    _Worker(module).write()
+    return str(module)
+
+
+class _Worker:
+    """Writes `work(job)`."""
+
+    def __init__(self, module: Value) -> None:
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work")
+        self.w = Writer(function)
+        self.job = function.args[0]
+        self.sums = self._scratch(_ROWS * COLUMNS * 4)
+        self.before = self._scratch(TILE_BYTES)
+
+    def write(self) -> None:
+        """Take items until there are none."""
+        w = self.w
+        ask, take, leave = (w.function.append_basic_block(name) for name in ("ask", "take", "leave"))
+        # Whoever else uses tiles on this thread finds them as they were.
+        w.call("llvm.x86.sttilecfg", ir.VoidType(), self.before)
+        w.call("llvm.x86.ldtilecfg", ir.VoidType(), self._pointer(Job.TILES))
+        w.b.branch(ask)
+        w.b.position_at_end(ask)
+        item = w.b.atomic_rmw("add", w.at(self.job, 8 * Job.NEXT), w.number(1), "monotonic")
+        w.b.cbranch(w.b.icmp_signed("<", item, self._field(Job.ITEMS)), take, leave)
+        w.b.position_at_end(take)
+        self._item(item)
+        w.b.branch(ask)
+        w.b.position_at_end(leave)
+        w.call("llvm.x86.ldtilecfg", ir.VoidType(), self.before)
+        w.b.ret_void()
+
+    def _item(self, item: Value) -> None:
+        w, blocks, strip = self.w, self._field(Job.BLOCKS), self._field(Job.STRIP)
+        block = w.b.srem(item, blocks)
+        first = w.b.mul(w.b.sdiv(item, blocks), strip)
+        end = self._smaller(w.b.add(first, strip), self._field(Job.ROWS))
+        self.steps, self.x_row = self._field(Job.STEPS), self._field(Job.X_ROW)
+        self.weight = w.at(self._pointer(Job.WEIGHT), w.b.mul(block, w.times(self.steps, _STEP_BYTES)))
+        column = w.times(block, COLUMNS)
+        self.bias = w.at(self._pointer(Job.BIAS), w.times(column, 4))
+        begin, width = (
+            w.b.sext(w.load(I32, self._pointer(Job.PARTS), w.plus(w.times(block, 8), 4 * place)), I64)
+            for place in range(2)
+        )
+        ahead = w.b.add(w.b.mul(begin, self._field(Job.ROWS)), w.b.sub(column, begin))
+        self.out, self.out_row = w.at(self._pointer(Job.OUT), w.times(ahead, 2)), w.times(width, 2)
+        rest = w.b.add(first, w.times(w.b.sdiv(w.b.sub(end, first), w.number(_ROWS)), _ROWS))
+        full = w.number(TILE_ROWS)
+        with w.loop(first, rest, _ROWS) as row:
+            self._rows(row, w.number(_ROWS), tiles=2)
+        with w.b.if_then(w.b.icmp_signed(">", w.b.sub(end, rest), full)):
+            self._rows(rest, full, tiles=1)
+        with w.b.if_then(w.b.icmp_signed(">", end, rest)):
+            # The last tile is a full one where there are so many rows: some are computed twice, to the same bits.
+            count = self._smaller(end, full)
+            self._rows(w.b.sub(end, count), count, tiles=1)
+
+    def _rows(self, row: Value, count: Value, *, tiles: int) -> None:
+        """Compute `count` rows from `row` on, which take so many tiles."""
+        w = self.w
+        x = w.at(self._pointer(Job.X), w.b.mul(row, self.x_row))
+        for number in range(2 * tiles):
+            w.call("llvm.x86.tilezero", ir.VoidType(), ir.Constant(I8, number))
+        with w.loop(w.number(0), self.steps) as step:
+            for side in range(2):
+                place = w.plus(w.times(step, _STEP_BYTES), side * TILE_ROWS * TILE_BYTES)
+                w.load_tile(_RIGHT + side, w.at(self.weight, place), w.number(TILE_BYTES))
+            for tile in range(tiles):
+                lower = w.at(x, w.b.add(w.times(step, TILE_BYTES), w.times(self.x_row, tile * TILE_ROWS)))
+                w.load_tile(_LEFT + tile, lower, self.x_row)
+                for side in range(2):
+                    numbers = (2 * tile + side, _LEFT + tile, _RIGHT + side)
+                    w.call("llvm.x86.tdpbf16ps", ir.VoidType(), *(ir.Constant(I8, number) for number in numbers))
+        for tile in range(tiles):
+            for side in range(2):
+                place = w.at(self.sums, tile * TILE_ROWS * COLUMNS * 4 + side * TILE_BYTES)
+                number = ir.Constant(I8, 2 * tile + side)
+                w.call("llvm.x86.tilestored64", ir.VoidType(), number, place, w.number(COLUMNS * 4))
+        biases = [w.load(FLOATS, self.bias, 64 * side) for side in range(2)]
+        out = w.at(self.out, w.b.mul(row, self.out_row))
+        with w.loop(w.number(0), count) as index:
+            for side, bias in enumerate(biases):
+                total = w.load(FLOATS, self.sums, w.plus(w.times(index, COLUMNS * 4), 64 * side))
+                place = w.plus(w.b.mul(index, self.out_row), 2 * LANES * side)
+                w.store(w.b.fptrunc(w.b.fadd(total, bias), HALVES), out, place)
+
+    def _scratch(self, size: int) -> Value:
+        place = self.w.b.alloca(ir.ArrayType(I8, size))
+        place.align = 64
+        return self.w.b.bitcast(place, POINTER)
+
+    def _smaller(self, a: Value, b: Value) -> Value:
+        return self.w.b.select(self.w.b.icmp_signed("<", a, b), a, b)
+
+    def _field(self, field: Job) -> Value:
+        return self.w.load(I64, self.job, 8 * field)
+
+    def _pointer(self, field: Job) -> Value:
+        return self.w.load(POINTER, self.job, 8 * field)

@@ -1,0 +1,221 @@
+"""Who multiplies by a model's weights on a CPU, and which of them at once.
+
+Where the processor has tile registers, our own kernel does (`native.product`): it is exact by construction. Elsewhere
+torch does, in portions of proven sizes (`linear`). Linear layers that are given the same rows, one right after the
+other, are one product: of a decode step most time goes into waking threads and starting to read a weight.
+"""
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foreword.runner.linear import PACKED_BYTES, PortionedLinear, choose_menus, pad_rows
+from foreword.runner.native import machine, product
+from foreword.runner.native.product import COLUMNS, STEP, Job
+
+_STRIP_BYTES = 2**19
+"""Of a strip's rows: they should stay in a core's own cache while all weights pass by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How a model's products are made."""
+
+    exact: bool
+    """No row's bits depend on how many rows there are."""
+    room: Callable[[int], int]
+    """Rows that a step of so many is padded to."""
+    ingredient: str
+    """Of block identity."""
+
+
+PLAIN = Products(exact=False, room=int, ingredient="torch")
+"""Torch's linear layers as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Which linear layers were called, with what, in order."""
+
+    calls: list[tuple[nn.Linear, Tensor]] = field(default_factory=list[tuple[nn.Linear, Tensor]])
+    """What they were given is kept, so that no two of them are the same object by chance."""
+
+    def families(self) -> Iterator[tuple[nn.Linear, ...]]:
+        """Layers that were given the same rows one after the other; each layer that was called just once is in one."""
+        often = Counter(id(linear) for linear, _ in self.calls)
+        for _, calls in groupby(self.calls, key=lambda call: id(call[1])):
+            own = tuple(linear for linear, _ in calls if often[id(linear)] == 1)
+            if own:
+                yield own
+
+
+@contextmanager
+def listen(model: nn.Module) -> Generator[Heard]:
+    """Note every call of a linear layer."""
+    heard = Heard()
+
+    def note(linear: nn.Module, given: tuple[Tensor, ...]) -> None:
+        heard.calls.append((cast("nn.Linear", linear), given[0]))
+
+    hooks = [linear.register_forward_pre_hook(note) for _, _, linear in _linears(model)]
+    try:
+        yield heard
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]]) -> Products:
+    """Put a layer of ours in the place of each `nn.Linear` of a model on a CPU.
+
+    Not exact where a model keeps weights elsewhere (a mixture's experts, for one), whose rows may then still depend on
+    how many there are.
+    """
+    linears = list(_linears(model))
+    small = sum(linear.weight.nbytes for _, _, linear in linears) <= PACKED_BYTES
+    ours: dict[int, nn.Module] = {}
+    if small and machine.is_there() and machine.multiplies_tiles():
+        alone = [[linear] for _, _, linear in linears]
+        for family in (*families, *alone):
+            able = [linear for linear in family if id(linear) not in ours and _fits(linear)]
+            if able:
+                laid = Laid(able)
+                ours.update((id(linear), TiledLinear(linear, laid, i)) for i, linear in enumerate(able))
+    rest = [linear for _, _, linear in linears if id(linear) not in ours]
+    for linear, menu in choose_menus(rest, packs=small):
+        ours[id(linear)] = PortionedLinear(linear, menu)
+    for parent, name, linear in linears:
+        setattr(parent, name, ours[id(linear)])
+    made = {type(layer) for layer in ours.values()}
+    return Products(
+        exact=all(_is_covered(module) for module in model.modules()),
+        room=pad_rows if PortionedLinear in made else int,
+        ingredient="tiles 1" if TiledLinear in made else "torch",
+    )
+
+
+class Laid:
+    """Weights of one or more linear layers, laid out for the kernel as one."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        self.columns = [linear.out_features for linear in linears]
+        blocks, steps = weight.shape[0] // COLUMNS, weight.shape[1] // STEP
+        tiles = weight.view(blocks, 2, COLUMNS // 2, steps, STEP // 2, 2)
+        self._weight = tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
+        self._bias = torch.cat([_bias(linear) for linear in linears])
+        starts = [sum(self.columns[:i]) for i in range(len(linears))]
+        parts = [part for part in zip(starts, self.columns, strict=True) for _ in range(part[1] // COLUMNS)]
+        self._parts = torch.tensor(parts, dtype=torch.int32)
+        self._strip = max(_STRIP_BYTES // weight[0].nbytes // COLUMNS, 1) * COLUMNS
+        self._given: Tensor | None = None
+        self._results: list[Tensor | None] = []
+        self._run = _kernel().run
+        self._job = (ctypes.c_int64 * len(Job))()
+        self._job[Job.STRIP] = self._strip
+        self._job[Job.BLOCKS] = blocks
+        self._job[Job.STEPS] = steps
+        self._job[Job.X_ROW] = weight[0].nbytes
+        self._job[Job.WEIGHT] = self._weight.data_ptr()
+        self._job[Job.BIAS] = self._bias.data_ptr()
+        self._job[Job.PARTS] = self._parts.data_ptr()
+
+    def result(self, x: Tensor, index: int) -> Tensor:
+        """`x @ weight.T + bias` of the layer `index`: x [..., in] -> [..., out].
+
+        The first layer that asks about some rows has all of them computed; the others find their results.
+        """
+        found = self._results[index] if x is self._given else None
+        if found is None:
+            self._given, self._results = x, self._multiply(x)
+            found = cast("Tensor", self._results[index])
+        self._results[index] = None
+        if all(left is None for left in self._results):
+            self._given = None
+        return found
+
+    def _multiply(self, x: Tensor) -> list[Tensor | None]:
+        x = x.contiguous()
+        shape, job = x.shape[:-1], self._job
+        rows = shape.numel()
+        out = x.new_empty(rows * sum(self.columns))
+        job[Job.NEXT] = 0
+        job[Job.ROWS] = rows
+        job[Job.ITEMS] = -(-rows // self._strip) * job[Job.BLOCKS]
+        job[Job.X] = x.data_ptr()
+        job[Job.OUT] = out.data_ptr()
+        job[Job.TILES] = _shapes(min(rows, product.TILE_ROWS))[1]
+        self._run(ctypes.addressof(job), torch.get_num_threads())
+        parts = torch.split_with_sizes(out, [rows * columns for columns in self.columns])
+        return [part.view(*shape, columns) for part, columns in zip(parts, self.columns, strict=True)]
+
+
+class TiledLinear(nn.Module):
+    """Stands in for an `nn.Linear`, sharing its parameters."""
+
+    def __init__(self, linear: nn.Linear, laid: Laid, index: int) -> None:
+        """`index` is its place in what was laid out."""
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = cast("nn.Parameter | None", linear.bias)
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._laid = laid
+        self._index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take x [..., in_features] to [..., out_features]."""
+        if x.dtype is not torch.bfloat16:
+            return F.linear(x, self.weight, self.bias)
+        return self._laid.result(x, self._index)
+
+    def extra_repr(self) -> str:
+        """Shown when the model is printed."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, with={len(self._laid.columns) - 1}"
+
+
+@cache
+def _kernel() -> machine.Compiled:
+    """Compiled once in a process."""
+    return machine.Compiled(product.write())
+
+
+@cache
+def _shapes(rows: int) -> tuple[object, int]:
+    """Shapes of tiles for so many rows, and their address."""
+    held = ctypes.create_string_buffer(product.tile_shapes(rows))
+    return held, ctypes.addressof(held)
+
+
+def _fits(linear: nn.Linear) -> bool:
+    """Whether the kernel takes weights of that shape."""
+    half = linear.weight.dtype is torch.bfloat16
+    return half and linear.in_features % STEP == 0 and linear.out_features % COLUMNS == 0
+
+
+def _bias(linear: nn.Linear) -> Tensor:
+    bias = cast("nn.Parameter | None", linear.bias)
+    return torch.zeros(linear.out_features) if bias is None else bias.detach().float()
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            # A subclass may compute something else in its forward.
+            if type(child) is nn.Linear:
+                yield parent, name, child
+
+
+def _is_covered(module: nn.Module) -> bool:
+    if isinstance(module, (TiledLinear, PortionedLinear, nn.Embedding)):
+        return True
+    return all(parameter.dim() < 2 for parameter in module.parameters(recurse=False))
