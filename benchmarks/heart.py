@@ -80,6 +80,34 @@ def long_prompt(num_tokens: int = 131_072) -> dict[str, float]:
     }
 
 
+def explained(num_tokens: int = 131_072) -> dict[str, float]:
+    """Hash a very long prompt that is cached but for its end, find all of it, and say why there is no more.
+
+    The end is unlike what is cached; then, after a reload and the beginning computed again, known of other weights.
+    """
+    cache = PrefixCache(2 * num_tokens // BLOCK + 64, BLOCK)
+    tokens = array("I", (i * 2654435761 % 49152 for i in range(num_tokens)))
+    rows = dict[str, float]()
+    for state, space in (("", SPACE), (" after a reload", Space(root({"weights": "others"}, BLOCK), BLOCK))):
+        lease = cache.acquire(Chain(space, tokens), EVERYTHING)
+        end = num_tokens - (len(rows) and 4 * BLOCK)
+        cache.reserve(lease, 0, end)
+        cache.publish(lease, Chain(space, tokens[:end]), end)
+        cache.release(lease)
+        asked = tokens if rows else tokens[:-BLOCK] + array("I", range(BLOCK))
+        reasons = set[str]()
+
+        def look(space: Space = space, asked: "array[int]" = asked, reasons: set[str] = reasons) -> None:
+            chain = Chain(space, asked)
+            _, found = cache.find(chain, EVERYTHING)
+            reasons.add(cache.explain(chain, EVERYTHING, found).reason)
+
+        rows[f"hash, find and explain of {num_tokens} tokens{state}"] = median_ms(look)
+        assert reasons == {"other_namespace" if state else "diverged"}, reasons
+        cache.flush()
+    return rows
+
+
 def running(num_requests: int = 256, num_tokens: int = 1_000) -> dict[str, float]:
     """Plan and commit one decode step of many running requests."""
     cache = PrefixCache(num_requests * (num_tokens // BLOCK + 8), BLOCK)
@@ -172,7 +200,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
     gc.freeze()
-    rows = long_prompt() | running() | eviction(6_400) | eviction(102_400) | status()
+    rows = long_prompt() | explained() | running() | eviction(6_400) | eviction(102_400) | status()
     rows |= advice(1_024) | advice(131_072)
     if as_json:
         print(json.dumps({name: round(value, 4) for name, value in rows.items()}))

@@ -5,10 +5,11 @@ from typing import get_args
 
 import pytest
 
-from foreword.base.ids import RequestId
+from foreword.base.ids import BlockHash, RequestId
 from foreword.base.params import AS_USUAL, EVERYTHING, Keep, Reach, Sampling
 from foreword.cache.explain import Explanation, Reason
-from foreword.cache.identity import Chain, Space, Tenant, root
+from foreword.cache.identity import Chain, Content, Space, Tenant, root
+from foreword.cache.index import PrefixIndex
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.schedule.request import Submission
 from foreword.schedule.scheduler import Scheduler
@@ -23,7 +24,7 @@ PLACES = (4, 8, 20)
 class Script:
     """One cache on which something has happened to what follows a cached head of `at` tokens."""
 
-    def __init__(self, at: int, *, blocks: int = 64, shares: dict[str, int] | None = None) -> None:
+    def __init__(self, at: int, *, blocks: int = 128, shares: dict[str, int] | None = None) -> None:
         self.cache = PrefixCache(blocks, BLOCK, shares=shares)
         self.scheduler = Scheduler(self.cache, max_batch_tokens=256, max_running=4)
         self.head = [7 + i % 3 for i in range(at)]
@@ -225,3 +226,35 @@ def test_a_tail_alone_says_how_it_left() -> None:
     script.cache.reserve(lease, 0, BLOCK)
     said = script.ask([1, 1, 1])
     assert (said.reason, said.at_token) == ("evicted", 8)
+
+
+def test_a_reason_takes_as_long_however_long_the_match_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a reload, when what is known of other weights has other hashes: nothing is followed block by block."""
+    asked: list[BlockHash] = []
+
+    def counted(index: PrefixIndex, parent: BlockHash, content: Content) -> tuple[BlockHash, int] | None:
+        asked.append(parent)
+        return nearest(index, parent, content)
+
+    nearest = PrefixIndex.nearest
+    for kind in (other_namespace, diverged):
+        counts = list[int]()
+        for at in (8, 400):
+            script = kind(at)
+            with monkeypatch.context() as patch:
+                patch.setattr(PrefixIndex, "nearest", counted)
+                assert script.ask(ONE).at_token == at
+            counts.append(len(asked))
+            asked.clear()
+        assert counts[0] == counts[1] > 0
+
+
+def test_other_weights_are_remembered_through_one_more_flush_and_not_for_ever() -> None:
+    script = other_namespace(8)
+    script.cache.flush()
+    script.run([])
+    assert script.ask(ONE).reason == "other_namespace"
+    assert script.ask(OTHER).reason != "other_namespace"
+    script.cache.flush()
+    script.run([])
+    assert script.ask(ONE).reason != "other_namespace"

@@ -58,10 +58,48 @@ class Left:
     """When, on the engine's clock."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Elsewhere:
+    """A flushed tree, seen from a chain with another root, whose hashes say nothing about it.
+
+    So blocks are paired while they are published, each behind its parent's pair: O(1) for each, and none to be followed
+    when somebody asks.
+    """
+
+    tree: PrefixIndex
+    root: BlockHash
+    twins: dict[BlockHash, BlockHash]
+    """Published since -> of this tree, with the same tokens and extras from the beginning on."""
+
+    def pair(self, chain: Chain, block: int) -> None:
+        near = self._near(chain, block)
+        if near is not None and near[1] == chain.block_size:
+            self.twins[chain.hashes[block]] = near[0]
+
+    def common_tokens(self, chain: Chain, block: int) -> int:
+        """Tokens of block number `block` that this tree has, if it has all before it; those were published since."""
+        near = self._near(chain, block)
+        return 0 if near is None else near[1]
+
+    def _near(self, chain: Chain, block: int) -> tuple[BlockHash, int] | None:
+        parent = self.twins.get(chain.parent(block)) if block else self.root
+        return None if parent is None else self.tree.nearest(parent, chain.content(block))
+
+
 class Departed:
     """Remembers what left. Knows no tenant: hashes and contents of one are none of another's."""
 
-    __slots__ = ("_children", "_contents", "_counts", "_latest", "_left", "_trees", "_unstored", "_unstored_children")
+    __slots__ = (
+        "_children",
+        "_contents",
+        "_counts",
+        "_elsewhere",
+        "_latest",
+        "_left",
+        "_trees",
+        "_unstored",
+        "_unstored_children",
+    )
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._left: Recent[BlockHash, Left] = Recent(most)
@@ -71,6 +109,7 @@ class Departed:
         self._unstored: Recent[BlockHash, bool] = Recent(most)
         self._unstored_children: Recent[BlockHash, Content] = Recent(most)
         self._trees: deque[tuple[PrefixIndex, float]] = deque(maxlen=2)
+        self._elsewhere: list[_Elsewhere] = []
         self._counts: Counter[Cause] = Counter(dict.fromkeys(get_args(Cause), 0))
         self._latest = Left("flushed", 0.0)
 
@@ -96,6 +135,8 @@ class Departed:
             for name, _ in tree:
                 self._left.forget(name)  # how it left before it came back
             self._trees.append((tree, now))
+            kept = [other for other in self._elsewhere if any(other.tree is known for known, _ in self._trees)]
+            self._elsewhere = [*kept, *(_Elsewhere(tree, root, {}) for root in tree.roots)]
             self._counts["flushed"] += len(tree)
 
     def note_unstored(self, name: BlockHash, parent: BlockHash, content: Content) -> None:
@@ -136,7 +177,11 @@ class Departed:
     def had_elsewhere(self, chain: Chain, block: int, matched_tokens: int) -> bool:
         """Whether a tree of another model state went on like this chain, to more than `matched_tokens` of `block`."""
         return any(
-            root != chain.root and tree.follow(root, chain, block) > matched_tokens
-            for tree, _ in self._trees
-            for root in tree.roots
+            other.root != chain.root and other.common_tokens(chain, block) > matched_tokens for other in self._elsewhere
         )
+
+    def note_published(self, chain: Chain, block: int) -> None:
+        """Block number `block` of this chain was published; those before it are."""
+        for other in self._elsewhere:
+            if other.root != chain.root:
+                other.pair(chain, block)

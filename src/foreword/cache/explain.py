@@ -60,7 +60,7 @@ def explain(
 ) -> Explanation:
     """Why a match of `at_token` tokens ends there, in a cache that is on.
 
-    `claims`: blocks that are being computed. O(log children), and O(blocks matched) after a reload.
+    `claims`: blocks that are being computed. O(log children).
     """
     limit = reach.readable(len(chain) - 1)
     if not reach.read:

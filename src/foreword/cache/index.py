@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, BlockId
-from foreword.cache.identity import Chain, Content
+from foreword.cache.identity import Content
 
 
 class PrefixIndex:
@@ -114,17 +114,6 @@ class PrefixIndex:
             return None
         common, name = max((content.common_tokens(other), name) for other, name in near)
         return name, common
-
-    def follow(self, root: BlockHash, chain: Chain, block: int) -> int:
-        """Tokens of block number `block` that a path from `root` has, if it has all blocks of the chain before it."""
-        name = root
-        for number in range(block):
-            near = self.nearest(name, chain.content(number))
-            if near is None or near[1] < chain.block_size:
-                return 0
-            name = near[0]
-        near = self.nearest(name, chain.content(block))
-        return 0 if near is None else near[1]
 
     def publish(self, name: BlockHash, parent: BlockHash, content: Content, block: BlockId) -> None:
         """Make a block findable. Its parent must be a root or published, and the hash must be new."""

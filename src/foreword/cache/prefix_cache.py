@@ -256,6 +256,7 @@ class PrefixCache:
             raise InvariantBroken(f"block {block} is to be published but nothing that it continues is")
         self._pool.label(block, name, owner, PUBLIC_WORTH if owner == PUBLIC else kept)
         self._index.publish(name, chain.parent(i), chain.content(i), block)
+        self._departed.note_published(chain, i)
         if self._pins.has(name, owner):
             self._pool.pin(block, pinned=True)
 
