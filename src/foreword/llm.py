@@ -25,9 +25,13 @@ from foreword.front.answer import Answer
 from foreword.front.ask import Ask, Caller, Conversation, Piece, TokenText
 from foreword.front.keeper import Finding
 from foreword.front.where import Where
+from foreword.text.speech import ToolCall
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or messages."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""What may be called in a conversation, in OpenAI's form."""
 
 _SECTIONS = (ModelConfig, CacheConfig, ScheduleConfig)
 
@@ -97,6 +101,10 @@ class Result:
     """Seconds from the first step of work to the first token."""
     first_token_s: float
     """Seconds from the call to the first token: the sum of the four above."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What the model wants to be called; only where tools may be, and the tokenizer says how to tell."""
+    reasoning: str = ""
+    """What the model said to itself, likewise."""
     logprobs: tuple[TokenText, ...] | None = None
     """One entry for each generated token, when log-probabilities were asked for."""
 
@@ -134,47 +142,50 @@ class LLM:
         asks = [Ask(prompt=prompt, **_wishes(wishes)) for prompt in _prompts(prompts)]
         return self._run(asks, caller)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **wishes: Unpack[Wishes]) -> Result:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Tools | None = None, **wishes: Unpack[Wishes]
+    ) -> Result:
         """The assistant's answer to a conversation of `{"role": ..., "content": ...}`, through the model's template.
 
-        Raises as `generate`, and RequestError naming `messages` when they do not fit the template.
+        `tools` are what it may call, in OpenAI's form, and their order is kept. Raises as `generate`, and RequestError
+        naming `messages` or `tools` when they do not fit the template.
         """
         caller = Caller(arrived_s=self._parts.worker.now())
-        return self._run([Ask(prompt=Conversation(messages), **_wishes(wishes))], caller)[0]
+        return self._run([Ask(prompt=Conversation(messages, tools or ()), **_wishes(wishes))], caller)[0]
 
-    def lookup(self, prompt: Prompt, *, prefix_length: int | None = None) -> Finding:
+    def lookup(self, prompt: Prompt, *, tools: Tools | None = None, prefix_length: int | None = None) -> Finding:
         """What a request would find in the cache now, and why no more. Computes nothing and changes nothing.
 
-        A prompt is text, token ids or messages. Raises RequestError.
+        A prompt is text, token ids or messages, those with `tools` or without. Raises RequestError.
         """
-        return self._parts.keeper.lookup(Ask(prompt=_source(prompt), prefix_length=prefix_length))
+        return self._parts.keeper.lookup(Ask(prompt=_source(prompt, tools), prefix_length=prefix_length))
 
     def advice(self) -> tuple[Advice, ...]:
         """Spans of the prompts so far that keep ending the match, the dearest first, and what to change."""
         return tuple(said for _, said in self._parts.keeper.advice(ALONE))
 
-    def warm(self, prompt: Prompt, **cache: Unpack[CacheWishes]) -> Result:
+    def warm(self, prompt: Prompt, *, tools: Tools | None = None, **cache: Unpack[CacheWishes]) -> Result:
         """Compute a prompt and keep it, without an answer: the next request that begins like it finds it.
 
         Of messages that end before a user's turn, what all such conversations begin with. Raises as `generate`.
         """
-        ask = Ask(prompt=_source(prompt), **_wishes({"cache": cache}))
+        ask = Ask(prompt=_source(prompt, tools), **_wishes({"cache": cache}))
         return _collect(self._parts.keeper.warm(ask))
 
-    def pin(self, prompt: Prompt, *, ttl: float | None = None) -> Pinned:
+    def pin(self, prompt: Prompt, *, tools: Tools | None = None, ttl: float | None = None) -> Pinned:
         """Let the full blocks of a prefix be evicted last, for `ttl` seconds or until it is unpinned.
 
         Raises RequestError with the budget (setting `pin_budget`) when it would be exceeded.
         """
-        return self._parts.keeper.pin(_source(prompt), ttl_s=ttl)
+        return self._parts.keeper.pin(_source(prompt, tools), ttl_s=ttl)
 
-    def unpin(self, prompt: Prompt) -> int:
+    def unpin(self, prompt: Prompt, *, tools: Tools | None = None) -> int:
         """Let a pinned prefix be evicted in its turn; how many blocks nothing pins now. Raises NotFound for no pin."""
-        return self._parts.keeper.unpin(_source(prompt))
+        return self._parts.keeper.unpin(_source(prompt, tools))
 
-    def flush(self, prompt: Prompt | None = None) -> Flushed:
+    def flush(self, prompt: Prompt | None = None, *, tools: Tools | None = None) -> Flushed:
         """Forget a prefix with all that continues it, or everything; afterwards no new request hits older entries."""
-        return self._parts.keeper.flush(None if prompt is None else _source(prompt))
+        return self._parts.keeper.flush(None if prompt is None and tools is None else _source(prompt, tools))
 
     def reload(self) -> str:
         """Load the weights again from where they came, once the requests under way are done; the new root in hex.
@@ -248,6 +259,8 @@ def _collect(answer: Answer) -> Result:
     usage = last.usage
     return Result(
         text="".join(piece.text for piece in pieces),
+        reasoning="".join(piece.reasoning for piece in pieces),
+        tool_calls=tuple(call for piece in pieces for call in piece.calls),
         token_ids=tuple(token for piece in pieces for token in piece.ids),
         finish_reason=last.finish,
         prompt_tokens=usage.prompt_tokens,
@@ -274,14 +287,16 @@ def _logprobs(pieces: Sequence[Piece]) -> tuple[TokenText, ...] | None:
     return tokens or None
 
 
-def _source(prompt: Any) -> str | tuple[int, ...] | Conversation:
+def _source(prompt: Any, tools: Tools | None = None) -> str | tuple[int, ...] | Conversation:
     """A prompt in the form that the front takes. Raises RequestError naming `prompt` or the message that is wrong."""
-    if isinstance(prompt, str):
-        return prompt
-    listed = _listed(prompt, "prompt", "text, a list of token ids or a list of messages")
+    listed = (
+        [] if isinstance(prompt, str) else _listed(prompt, "prompt", "text, a list of token ids or a list of messages")
+    )
     if listed and isinstance(listed[0], Mapping):
-        return Conversation(listed)
-    return tuple(listed)
+        return Conversation(listed, tools or ())
+    if tools:
+        raise RequestError("tools belong to messages, and the prompt is none", field="tools")
+    return prompt if isinstance(prompt, str) else tuple(listed)
 
 
 def _prompts(prompts: Any) -> list[str | tuple[int, ...]]:

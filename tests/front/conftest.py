@@ -13,6 +13,7 @@ from foreword.text.recall import Recall
 from foreword.text.tokenizer import Tokenizer
 from tests.front.played import PlayedEngine
 from tests.text.embedded import embedded_directory
+from tests.text.tooling import RESPONSES, tokenizer_folder
 
 __all__ = ["embedded_directory"]
 
@@ -22,6 +23,12 @@ EOS = 2
 @pytest.fixture(scope="session")
 def tokenizer(embedded_directory: Path) -> Tokenizer:
     return Tokenizer(embedded_directory)
+
+
+@pytest.fixture(scope="session")
+def tooled(embedded_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The same tokenizer, with a template that writes tools and says how to read calls."""
+    return Tokenizer(tokenizer_folder(embedded_directory, tmp_path_factory.mktemp("tooled"), responses=RESPONSES))
 
 
 @pytest.fixture

@@ -7,12 +7,16 @@ import pytest
 from foreword.cache.explain import Explanation, Reason
 from foreword.cache.identity import ALONE, Chain, Space, Tenant, root
 from foreword.front.advice import MIN_CALLS, WINDOW_S, Advice, Advisor
+from foreword.front.ask import Conversation
 from foreword.front.where import Source
 from foreword.text.tokenizer import Tokenizer
+from tests.text.tooling import tool
 
 SPACE = Space(root({"weights": "w"}, 16), 16)
 HEAD = "You are the receptionist of the Lindenhof. Answer in one short sentence, kindly. It is now"
 RULES = " ".join(f"Room {n} has {2 + n % 3} beds and costs {60 + 5 * n} euros a night." for n in range(12))
+
+TOOLS = [tool("weather", RULES[:120]), tool("lift", RULES[120:300])]
 
 
 class Desk:
@@ -25,14 +29,21 @@ class Desk:
         self.known: list[list[int]] = []
 
     def ask(
-        self, text: str, *, tenant: Tenant = ALONE, reason: Reason = "diverged", answer: Sequence[int] = ()
+        self,
+        prompt: str | Conversation,
+        *,
+        tenant: Tenant = ALONE,
+        reason: Reason = "diverged",
+        answer: Sequence[int] = (),
     ) -> Advice | None:
         self.now += 1
-        ids = self.tokenizer.encode(text)
+        raw = isinstance(prompt, str)
+        text = prompt if raw else self.tokenizer.render(prompt.messages, prompt.tools)
+        ids = self.tokenizer.encode(text, add_special_tokens=raw)
         at = max((_common(ids, other) for other in self.known), default=0)
         self.known.append(ids)
         chain = Chain(SPACE, [*ids, *answer], tenant=tenant)
-        source = Source(self.tokenizer, text, tuple(ids))
+        source = Source(self.tokenizer, prompt, tuple(ids))
         habit = self.advisor.hear(chain, source, Explanation(reason, at), self.now)
         return None if habit is None else habit.advice(self.now)
 
@@ -145,6 +156,28 @@ def test_parts_in_another_order(desk: Desk) -> None:
     assert said[-1] is not None
     assert said[-1].kind == "reordered"
     assert "send them in the same order each time" in said[-1].text
+
+
+def test_a_clock_in_the_list_of_tools(tooled: Tokenizer) -> None:
+    desk, last = Desk(tooled), None
+    for n in range(5):
+        clock = tool("clock", f"What time it is. Now it is 10:0{n} here. {RULES[:200]}")
+        last = desk.ask(Conversation([{"role": "user", "content": _question(n)}], [*TOOLS, clock, *TOOLS]))
+    assert last is not None
+    assert (last.kind, last.message, last.role, last.tool) == ("changed", None, None, 2)
+    assert (last.before, last.now) == ("10:03", "10:04")
+    assert last.text.startswith(f"Tool 2 (clock), characters {last.offset} to ")
+
+
+def test_tools_in_another_order(tooled: Tokenizer) -> None:
+    desk, last = Desk(tooled), None
+    tools = [tool(f"tool_{n}", RULES[40 * n : 40 * n + 160]) for n in range(5)]
+    for n in range(5):
+        last = desk.ask(Conversation([{"role": "user", "content": RULES}], tools[n:] + tools[:n]))
+    assert last is not None
+    assert (last.kind, last.message, last.tool) == ("reordered", None, 0)
+    assert last.text.startswith("The list of tools, from tool 0 (")
+    assert "send them in the same order each time" in last.text
 
 
 def test_each_tenant_hears_of_its_own(desk: Desk) -> None:

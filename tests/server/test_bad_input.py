@@ -10,6 +10,7 @@ import pytest
 from tests.server.fakes import World
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "f"}}
 ASK = [{"role": "user", "content": "hi"}]
 
 
@@ -141,10 +142,11 @@ async def test_completions(
             {"messages": [{"role": "boss", "content": "x"}]},
             400,
             "messages.0.role",
-            "'boss': input should be 'system', 'developer', 'user' or",
+            "'boss': input should be 'system', 'developer', 'user', 'assistant' or",
         ),
         ({"messages": [{"role": ["user"], "content": "x"}]}, 400, "messages.0.role", "a list"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, 400, "messages.0.role", "tool"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.tool_call_id", "missing"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, 400, "messages.0.tool_call_id", "role"),
         ({"messages": [{"role": "user", "content": "x", "name": "Al"}]}, 400, "messages.0.name", "not supported"),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, 422, "messages.0.mood", "unknown field"),
         (
@@ -156,12 +158,21 @@ async def test_completions(
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
             400,
-            "messages.0.tool_calls",
-            "not supported",
+            "messages.0.tool_calls.0.function",
+            "missing",
         ),
         ({"messages": [{"role": "user", "content": []}]}, 400, "messages.0.content", "at least 1 item"),
-        ({"messages": ASK, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
-        ({"messages": ASK, "tool_choice": "required"}, 400, "tool_choice", "not supported"),
+        ({"messages": ASK, "tools": [{"type": "function"}]}, 422, "tools.0.function", "missing"),
+        ({"messages": ASK, "tools": [{**TOOL, "x": 1}]}, 422, "tools.0.x", "unknown field; known are type, function"),
+        ({"messages": ASK, "tools": "f"}, 422, "tools", "valid list"),
+        ({"messages": ASK, "tools": [TOOL], "parallel_tool_calls": False}, 400, "parallel_tool_calls", "send true"),
+        (
+            {"messages": ASK, "tool_choice": "required"},
+            400,
+            "tool_choice",
+            'not supported; leave the field out or send "auto"',
+        ),
+        ({"messages": ASK, "tool_choice": {"type": "function"}}, 400, "tool_choice", 'send "auto" or "none"'),
         ({"messages": ASK, "response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
         ({"messages": ASK, "modalities": ["audio"]}, 400, "modalities", "not supported"),
         ({"messages": ASK, "reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),

@@ -1,5 +1,6 @@
 """The cache's verbs over HTTP: their forms, who may do what to whom, and what a wrong one is told."""
 
+import json
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,7 +23,14 @@ async def test_lookup(client: httpx.AsyncClient, world: World) -> None:
         "reason": "evicted",
         "at_token": 4,
         "left": {"cause": "pressure", "ago_s": 2.5},
-        "where": {"message": 1, "role": "user", "offset": 3, "cached": "the 14:02", "prompt": "the 14:03"},
+        "where": {
+            "message": 1,
+            "role": "user",
+            "tool": None,
+            "offset": 3,
+            "cached": "the 14:02",
+            "prompt": "the 14:03",
+        },
     }
     assert world.keeper.calls == [("lookup", "abcdefghi", ALONE.name)]
     assert world.front.asks == []
@@ -38,6 +46,18 @@ async def test_warm_takes_every_form_of_a_prompt(client: httpx.AsyncClient, worl
     first, second = world.keeper.calls
     assert first == ("warm", (1, 2, 3), ALONE.name, 60, 80, "nightly")
     assert second[1].messages == tuple(messages)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_every_verb_takes_tools_with_messages(client: httpx.AsyncClient, world: World) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}]
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    for verb in ("lookup", "warm", "pin", "unpin", "flush"):
+        assert (await client.post(f"/v1/cache/{verb}", json=body)).status_code == 200
+        assert json.dumps(world.keeper.calls[-1][1].tools) == json.dumps(tools)  # pyright: ignore[reportAttributeAccessIssue]
+        lonely = await client.post(f"/v1/cache/{verb}", json={"prompt": "hi", "tools": tools})
+        assert (lonely.status_code, lonely.json()["error"]["param"]) == (400, "tools")
+        wrong = await client.post(f"/v1/cache/{verb}", json={**body, "tools": [{}]})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "tools.0.type")
 
 
 async def test_pin_unpin_and_flush(client: httpx.AsyncClient, world: World) -> None:
@@ -118,6 +138,7 @@ async def test_advice(client: httpx.AsyncClient, world: World) -> None:
                 "kind": "changed",
                 "message": 0,
                 "role": "system",
+                "tool": None,
                 "offset": 7,
                 "end": 12,
                 "at_token": 5,

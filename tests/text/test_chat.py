@@ -47,8 +47,16 @@ def test_no_messages(messages: Any) -> None:
         ({"role": "user", "content": None}, "content", "must be a string"),
         ({"role": "user", "content": []}, "content", "parts of type 'text'"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "content", "parts of type 'text'"),
-        ({"role": 3, "content": "x"}, "role", "role is int: input should be 'system', 'developer', 'user' or"),
-        ({"role": "usr", "content": "x"}, "role", "role is 'usr': input should be 'system', 'developer', 'user' or"),
+        (
+            {"role": 3, "content": "x"},
+            "role",
+            "role is int: input should be 'system', 'developer', 'user', 'assistant' or",
+        ),
+        (
+            {"role": "usr", "content": "x"},
+            "role",
+            "role is 'usr': input should be 'system', 'developer', 'user', 'assistant' or",
+        ),
         ({"role": ["user"], "content": "x"}, "role", "role is list"),
         ({"role": "user", "content": "x", "name": "Al"}, "name", "not supported"),
         ({"role": "user", "content": "x", "mood": "good"}, "mood", "unknown field"),

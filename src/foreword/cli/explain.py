@@ -26,7 +26,7 @@ class Explain:
     url: Positional[str] = "http://127.0.0.1:8000"
     """Where the server listens."""
     prompt: str
-    """A file: plain text, or the JSON body of a request with messages or prompt. - is the standard input."""
+    """A file: plain text, or a request's JSON body with prompt, or messages and tools. - is the standard input."""
     api_key: str | None = None
     """A key of --api-keys. Left out: $FOREWORD_API_KEY, if that is set."""
     all: bool = False
@@ -64,7 +64,7 @@ def _read(name: str) -> dict[str, Any]:
     given = [form for form in _FORMS if form in body]
     if len(given) != 1:
         raise ConfigError(f"{name} is JSON without a prompt; it must have one of {', '.join(_FORMS)}")
-    return {given[0]: body[given[0]]}
+    return {name: body[name] for name in (*given, "tools") if name in body}
 
 
 def _verdict(found: Mapping[str, Any]) -> Text:
@@ -84,6 +84,8 @@ def _verdict(found: Mapping[str, Any]) -> Text:
 def _place(where: Mapping[str, Any]) -> str:
     if where["offset"] is None:
         return f"There the prompt goes on: ...{_one_line(where['prompt'])}..."
+    if where["tool"] is not None:
+        return f"Tool {where['tool']}, character {where['offset']} as the template writes it"
     message = "The prompt" if where["message"] is None else f"Message {where['message']} ({where['role']})"
     return f"{message}, character {where['offset']}"
 
@@ -92,7 +94,7 @@ def _coloured(body: Mapping[str, Any], found: Mapping[str, Any], *, whole: bool)
     """The prompt: what is cached, what differs first, the rest."""
     texts = _texts(body)
     where, out = found["where"], Text()
-    if not texts or (where is not None and where["offset"] is None):
+    if not texts or (where is not None and (where["offset"] is None or where["tool"] is not None)):
         return out
     # Without a place either all of it is cached or nothing can be.
     end = len(texts) if found["reason"] == "complete" else 0
@@ -116,7 +118,7 @@ def _coloured(body: Mapping[str, Any], found: Mapping[str, Any], *, whole: bool)
 def _texts(body: Mapping[str, Any]) -> Sequence[tuple[str | None, str]]:
     if "messages" not in body:
         return [(None, body["prompt"])] if isinstance(body.get("prompt"), str) else []
-    return [(str(message["role"]), _content(message["content"])) for message in body["messages"]]
+    return [(str(message["role"]), _content(message.get("content") or "")) for message in body["messages"]]
 
 
 def _content(content: Any) -> str:

@@ -47,10 +47,12 @@ class Advice:
 
     kind: Kind
     message: int | None
-    """Number of the message, from 0; None for a prompt, and where tokens do not spell out the text."""
+    """Number of the message, from 0; None for a prompt, for a tool, and where tokens do not spell out the text."""
     role: str | None
+    tool: int | None = None
+    """Number of the tool, from 0, in the list of tools."""
     offset: int | None
-    """Characters into the message's text, or into the prompt, where the span begins, in the last call."""
+    """Characters into the text of the message, the tool or the prompt where the span begins, in the last call."""
     end: int | None
     """Where it ends."""
     at_token: int
@@ -262,6 +264,7 @@ def _advice(source: Source, last: Change, old: tuple[int, ...], num_calls: int, 
         kind=last.kind,
         message=span.message,
         role=span.role,
+        tool=span.tool,
         offset=span.offset,
         end=span.end,
         at_token=last.start,
@@ -277,6 +280,10 @@ def _place(span: Span, last: Change) -> str:
     if span.offset is None or span.end is None:
         return f"Tokens {last.start} to {max(last.start, last.end - 1)} of the prompt"
     whose = "The prompt" if span.message is None else f"Message {span.message} ({span.role})"
+    if span.tool is not None:
+        whose = f"Tool {span.tool} ({span.tool_name})"
+        if last.kind == "reordered":
+            return f"The list of tools, from tool {span.tool} ({span.tool_name}) on,"
     if span.end <= span.offset + 1:
         return f"{whose}, character {span.offset},"
     return f"{whose}, characters {span.offset} to {span.end - 1},"

@@ -13,6 +13,7 @@ from foreword.front.where import Source, Where
 from foreword.schedule.plan import Sample, TokenEvent, Usage
 from foreword.text.detokenizer import Detokenizer
 from foreword.text.recall import Place
+from foreword.text.speech import Said, Speech
 from foreword.text.stops import StopStrings
 from foreword.text.vocabulary import Vocabulary
 
@@ -30,7 +31,11 @@ class Reading:
     logprobs: bool
     place: Place | None = None
     """Where the answer is written down, for when it comes back as text."""
+    speech: Speech | None = None
+    """Tells words from calls of tools, where tools may be called."""
 
+
+_NOTHING = Said()
 
 Hear = Callable[[Explanation, float], Habit | None]
 """Is told once how far the match went, when all is over and what time that is."""
@@ -52,9 +57,11 @@ class Answer:
         "_ids",
         "_num_tokens",
         "_place",
+        "_raw",
         "_reading",
         "_said",
         "_source",
+        "_speech",
         "_stops",
         "_stream",
         "_usage",
@@ -85,7 +92,10 @@ class Answer:
         self._hear = hear
         self._habit: Habit | None = None
         self._place = reading.place
-        self._said: list[Piece] = []
+        self._speech = reading.speech
+        self._said: list[tuple[str, tuple[int, ...]]] = []
+        self._raw = ""
+        """Text that no piece has brought yet, or has brought as a call."""
         self._usage: Usage | None = None
         self._ended = False
 
@@ -152,13 +162,15 @@ class Answer:
         elif finish is not None:
             text += self._stops.finish()
         self._ended = finish is not None
+        said = self._understood(text)
         tokens = (self._token_text(sample),) if sample is not None and self._reading.logprobs else ()
-        if not (text or tokens or usage or finish):
+        if not (said != _NOTHING or tokens or usage or finish):
             return None
         ids, self._ids = tuple(self._ids), []
-        piece = Piece(text, tokens, finish, usage, event.error, ids)
+        piece = Piece(said.text, tokens, finish, usage, event.error, ids, said.reasoning, said.calls)
         if self._place is not None:
-            self._said.append(piece)
+            self._said.append((self._raw, ids))
+            self._raw = ""
         if self._ended:
             self._close()  # before the caller has it, who may send it back at once
         return piece
@@ -173,8 +185,8 @@ class Answer:
     def _remember(self) -> None:
         """Write down what was handed out, all or up to where the caller left."""
         if self._place is not None:
-            ids = [token for piece in self._said for token in piece.ids]
-            self._place.keep("".join(piece.text for piece in self._said), ids)
+            drawn = [token for _, ids in self._said for token in ids]
+            self._place.keep("".join(text for text, _ in self._said), drawn)
             self._place, self._said = None, []
 
     def _text_of(self, token: int) -> str:
@@ -182,7 +194,21 @@ class Answer:
         self._ids.append(token)
         if token in self._reading.stop_ids:
             return ""
-        return self._stops.push(self._detokenizer.push(token))
+        text = self._detokenizer.push(token)
+        if self._speech is not None and token in self._reading.vocabulary.special_ids:
+            text = _lossy(self._reading.vocabulary.shown(token))  # a call may begin with one
+        return self._stops.push(text)
+
+    def _understood(self, text: str) -> Said:
+        """What this bit of the answer's text is."""
+        self._raw += text
+        if self._speech is None:
+            return Said(text)
+        said = self._speech.push(text)
+        if not self._ended:
+            return said
+        rest = self._speech.finish()
+        return Said(said.text + rest.text, said.reasoning + rest.reasoning, said.calls + rest.calls)
 
     def _token_text(self, sample: Sample) -> TokenText:
         shown = self._reading.vocabulary.shown

@@ -1,5 +1,6 @@
 """Text in, text out, as values: what a face asks for (`Ask`) and what it gets back (`Piece`)."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,20 +9,35 @@ from foreword.base.params import FinishReason
 from foreword.cache.identity import ALONE, Tenant
 from foreword.schedule.plan import Usage
 from foreword.text.chat import for_template
+from foreword.text.speech import ToolCall
+from foreword.text.tools import tools_for_template
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """Messages of `role` and `content`, a prompt by way of the model's chat template.
+    """Messages, and what may be called in them: a prompt by way of the model's chat template.
 
-    Raises RequestError naming the message and field that is wrong, whichever face it came through.
+    Raises RequestError naming the part that is wrong, whichever face it came through.
     """
 
     messages: Sequence[Mapping[str, Any]]
-    """Kept in the words of chat templates: `developer` is `system`, and content is text."""
+    """Kept in the words of chat templates: `developer` is `system`, content is text, arguments of calls are objects."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """In OpenAI's form. Their order and that of their keys is kept: templates write them as they come."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", for_template(self.messages))
+        object.__setattr__(self, "tools", tools_for_template(self.tools))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same prompt, the order of keys included."""
+        return isinstance(other, Conversation) and self._written() == other._written()
+
+    def __hash__(self) -> int:
+        return hash(self._written())
+
+    def _written(self) -> str:
+        return json.dumps((self.messages, self.tools))
 
 
 def field_of(prompt: str | tuple[int, ...] | Conversation) -> str:
@@ -100,7 +116,7 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A bit of an answer. The pieces' texts, joined, are the answer."""
+    """A bit of an answer. The pieces' texts, joined, are the answer, less thoughts and calls."""
 
     text: str
     """New text; never half a character, never part of a stop string."""
@@ -114,3 +130,7 @@ class Piece:
     """With finish "error": what went wrong; with "cancelled": why, unless the caller wanted it."""
     ids: tuple[int, ...] = ()
     """Ids generated since the piece before, an ending one included; their text may be still to come."""
+    reasoning: str = ""
+    """What the model said to itself, where tools may be called and the tokenizer says how to tell."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of tools that are complete with this piece, likewise."""

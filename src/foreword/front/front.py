@@ -17,6 +17,7 @@ from foreword.front.where import Source
 from foreword.schedule.request import Submission
 from foreword.text.chat import chat_text
 from foreword.text.recall import Read, Recall
+from foreword.text.speech import Speech
 from foreword.text.tokenizer import Message, Tokenizer
 
 
@@ -90,6 +91,7 @@ class Front:
             continues=prompt[-1] not in vocabulary.special_ids,
             logprobs=sampling.logprobs is not None,
             place=read.place if ask.store else None,
+            speech=_speech_of(ask.prompt, read.text, served),
         )
         source = Source(served.tokenizer, ask.prompt, prompt)
         return Answer(
@@ -131,8 +133,17 @@ def _text_of(prompt: str | Conversation, served: Served) -> tuple[str, bool, str
     if isinstance(prompt, str):
         _check_length(len(prompt), "prompt", served)
         return prompt, True, "prompt"
-    _check_length(sum(len(message["content"]) for message in prompt.messages), "messages", served)
-    return chat_text(served.tokenizer, prompt.messages), False, "messages"
+    text = chat_text(served.tokenizer, prompt.messages, prompt.tools)
+    _check_length(len(text), "messages", served)
+    return text, False, "messages"
+
+
+def _speech_of(prompt: str | tuple[int, ...] | Conversation, text: str, served: Served) -> Speech | None:
+    """What tells calls from words in the answer, if tools may be called and the tokenizer knows how calls look."""
+    if not isinstance(prompt, Conversation) or not prompt.tools:
+        return None
+    parser = served.tokenizer.parser(text, prompt.tools)
+    return None if parser is None else Speech(parser)
 
 
 def _check_length(num_characters: int, field: str, served: Served) -> None:

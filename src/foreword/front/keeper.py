@@ -86,7 +86,7 @@ class Keeper:
         if not self._engine.state().caching:
             raise RequestError("there is nothing to warm: prefixes are not reused here")
         prompt = ask.prompt
-        if isinstance(prompt, Conversation) and prompt.messages[-1]["role"] != "user":
+        if isinstance(prompt, Conversation) and prompt.messages[-1]["role"] not in ("user", "tool"):
             # What conversations begin with, not a whole turn.
             prompt = head_ids(prompt, self._front.served, caller.tenant)
         return self._front.submit(replace(ask, prompt=prompt, warm=True), caller)

@@ -131,7 +131,8 @@ def head_ids(head: Head, served: Served, tenant: Tenant | None = None) -> tuple[
 
     if isinstance(head, str):
         return ids(head)
-    one, other = (ids(Conversation((*head.messages, {"role": "user", "content": text}))) for text in ("a", "0"))
+    users = ({"role": "user", "content": text} for text in ("a", "0"))
+    one, other = (ids(Conversation((*head.messages, user), head.tools)) for user in users)
     if one == other:
         raise RequestError(
             "this model's template or tokenizer does not show where a user's next words begin; name the prefix as text"

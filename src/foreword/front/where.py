@@ -3,12 +3,15 @@
 Works on the tokens themselves, without tokenising anything again, so it holds for any way the tokens came about.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from foreword.cache.explain import Explanation, Reason
 from foreword.front.ask import Conversation
-from foreword.text.tokenizer import Tokenizer
+from foreword.text.chat import render_without
+from foreword.text.tokenizer import Message, Tokenizer
 from foreword.text.vocabulary import Vocabulary
 
 _BEFORE, _AFTER = 6, 10
@@ -16,6 +19,9 @@ _BEFORE, _AFTER = 6, 10
 
 _WORD_CHARS = 40
 """Characters by which a span is widened at most, to begin and end with a word."""
+
+_BLANK = "\0"
+"""Stands for text that no message is looked for in."""
 
 _NOWHERE: frozenset[Reason] = frozenset({"cache_disabled", "model_not_cacheable", "read_disabled", "complete"})
 """Reasons that have nothing to do with what stands at the place."""
@@ -26,10 +32,14 @@ class Where:
     """A place in a request."""
 
     message: int | None
-    """Number of the message, from 0; None for a prompt, and after the last message's text."""
+    """Number of the message, from 0; None for a prompt, in the list of tools, and after the last message's text."""
     role: str | None
     offset: int | None
-    """Characters into the message's text, or into the prompt; None where tokens do not spell out the text."""
+    """Characters into the text of the message, the tool or the prompt.
+
+    None in the calls of a message, and where tokens do not spell out the text."""
+    tool: int | None = None
+    """Number of the tool, from 0, in the list of tools."""
     cached: str | None
     """How the nearest cached prompt goes on, with some of what comes before; None unless prompts diverge here."""
     prompt: str
@@ -41,10 +51,13 @@ class Span:
     """Some words of a request, widened to whole ones. All None where tokens do not spell out the text."""
 
     message: int | None = None
-    """Number of the message, from 0; None for a prompt."""
+    """Number of the message, from 0; None for a prompt, and in the list of tools."""
     role: str | None = None
+    tool: int | None = None
+    """Number of the tool, from 0, in the list of tools."""
+    tool_name: str | None = None
     offset: int | None = None
-    """Characters into the message's text, or into the prompt."""
+    """Characters into the text of the message, the tool or the prompt."""
     end: int | None = None
     """Where it ends; the same if there is nothing there."""
     before: str = ""
@@ -52,14 +65,17 @@ class Span:
     after: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """Where a message stands in the rendered text; `number` is None for a prompt."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Where a message or a tool stands in the text; a prompt is neither."""
 
-    number: int | None
-    role: str | None
     start: int
     end: int
+    message: int | None = None
+    role: str | None = None
+    tool: int | None = None
+    called: bool = False
+    """It is what the template wrote of a message's calls, and no text of the message's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +94,13 @@ class Source:
         vocabulary = self.tokenizer.vocabulary
         before = self.ids[max(0, at - _BEFORE) : at]
         known = explanation.continues[:_AFTER]
-        message, role, offset = self._place(at)
+        place = self._place(at)
+        found = place[0] if place else None
         return Where(
-            message=message,
-            role=role,
-            offset=offset,
+            message=found.message if found else None,
+            role=found.role if found else None,
+            tool=found.tool if found else None,
+            offset=place[1] if place else None,
             cached=spelled(vocabulary, (*before, *known)) if known else None,
             prompt=spelled(vocabulary, (*before, *self.ids[at : at + _AFTER])),
         )
@@ -92,13 +110,14 @@ class Source:
         prompt = self.prompt
         if isinstance(prompt, tuple):
             return Span()
-        text = prompt if isinstance(prompt, str) else self.tokenizer.render(prompt.messages)
+        text = self._text(prompt)
         first, last = self._offset(text, start), self._offset(text, end)
         if first is None or last is None:
             return Span()
-        found = _message(prompt, text, first)
-        if found is None:
+        found = self._part(prompt, text, first)
+        if found is None or found.called:
             return Span()
+        name = None if found.tool is None or isinstance(prompt, str) else prompt.tools[found.tool]["function"]["name"]
         first, last = (min(max(place, found.start), found.end) for place in (first, last))
         left, right = first, last
         while left > max(found.start, first - _WORD_CHARS) and not text[left - 1].isspace():
@@ -106,24 +125,54 @@ class Source:
         while right < min(found.end, last + _WORD_CHARS) and not text[right].isspace():
             right += 1
         return Span(
-            message=found.number,
+            message=found.message,
             role=found.role,
+            tool=found.tool,
+            tool_name=name,
             offset=left - found.start,
             end=right - found.start,
             before=text[left:first],
             after=text[last:right],
         )
 
-    def _place(self, at: int) -> tuple[int | None, str | None, int | None]:
+    def _place(self, at: int) -> tuple[_Part, int | None] | None:
+        """The part of the prompt that has this token, and how far into it that is."""
         prompt = self.prompt
         if isinstance(prompt, tuple):
-            return None, None, None
-        text = prompt if isinstance(prompt, str) else self.tokenizer.render(prompt.messages)
+            return None
+        text = self._text(prompt)
         offset = self._offset(text, at)
-        found = None if offset is None else _message(prompt, text, offset)
+        found = None if offset is None else self._part(prompt, text, offset)
         if offset is None or found is None:
-            return None, None, None
-        return found.number, found.role, max(0, offset - found.start)
+            return None
+        return found, None if found.called else max(0, offset - found.start)
+
+    def _text(self, prompt: str | Conversation) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.render(prompt.messages, prompt.tools)
+
+    def _part(self, prompt: str | Conversation, text: str, offset: int) -> _Part | None:
+        """The message or tool whose text, or what the template writes before it, has this character."""
+        if isinstance(prompt, str):
+            return _Part(start=0, end=len(text))
+        if not prompt.tools:
+            return _message(prompt.messages, text, offset)
+        start, end = _differs(self._with(prompt, 0), text)
+        if not start <= offset < end:
+            return _message(prompt.messages, f"{text[:start]}{(end - start) * _BLANK}{text[end:]}", offset)
+
+        @cache
+        def begins(number: int) -> int:
+            """Up to where the text is the same with the tools before this one only: there it is written."""
+            return start if number == 0 else _common(self._with(prompt, number), text)
+
+        number = bisect_right(range(1, len(prompt.tools)), offset, key=begins)
+        if number + 1 < len(prompt.tools):
+            end = max(begins(number), begins(number + 1))
+        return _Part(start=begins(number), end=end, tool=number)
+
+    def _with(self, prompt: Conversation, num_tools: int) -> str:
+        """The text with the first tools only; empty if the template refuses that."""
+        return render_without(self.tokenizer, prompt.messages, prompt.tools[:num_tools]) or ""
 
     def _offset(self, text: str, at: int) -> int | None:
         """Characters of the text that the first `at` tokens spell; None if they spell something else."""
@@ -137,12 +186,9 @@ class Source:
         return None
 
 
-def _message(prompt: str | Conversation, text: str, offset: int) -> _Message | None:
-    """The message whose text, or what the template writes before it, has this character."""
-    if isinstance(prompt, str):
-        return _Message(None, None, 0, len(text))
-    end = 0
-    for number, message in enumerate(prompt.messages):
+def _message(messages: Sequence[Message], text: str, offset: int) -> _Part | None:
+    end, calls = 0, None
+    for number, message in enumerate(messages):
         content = str(message["content"])
         start = text.find(content, end)
         if start < 0:
@@ -150,10 +196,29 @@ def _message(prompt: str | Conversation, text: str, offset: int) -> _Message | N
             start = text.find(content, end)
         if start < 0:
             return None
+        if calls is not None and offset < start:
+            return calls
         end = start + len(content)
+        role = str(message["role"])
         if offset < end:
-            return _Message(number, str(message["role"]), start, end)
-    return None
+            return _Part(start=start, end=end, message=number, role=role)
+        called = bool(message.get("tool_calls"))
+        calls = _Part(start=end, end=len(text), message=number, role=role, called=True) if called else None
+    return calls
+
+
+def _differs(one: str, other: str) -> tuple[int, int]:
+    """Where in the other text that begins and ends which the first has not."""
+    start = _common(one, other)
+    rest = min(len(one), len(other)) - start
+    same = bisect_left(range(1, rest + 1), True, key=lambda n: one[len(one) - n :] != other[len(other) - n :])
+    return start, len(other) - same
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    longest = range(1, min(len(one), len(other)) + 1)
+    return bisect_left(longest, True, key=lambda n: one[:n] != other[:n])
 
 
 def spelled(vocabulary: Vocabulary, ids: Sequence[int]) -> str:

@@ -1,18 +1,17 @@
 """Routes for operators: public heads, reload. On a server with keys they need an admin key."""
 
 import logging
-from typing import Annotated, Literal
+from typing import Literal
 
 import anyio.to_thread
 from fastapi import Request
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 
 from foreword.base.errors import Unavailable
-from foreword.front.ask import Conversation
 from foreword.front.operator import Head, PublicHead
 from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
-from foreword.server.openai.requests import ChatMessage, turns
+from foreword.server.openai.requests import Messages, Tools, check_tools, conversation
 from foreword.server.service import Service, service_of
 from foreword.server.wire import Reply, Text, Wire, check_one, described_as_one
 
@@ -32,19 +31,22 @@ class PublicHeadRequest(Wire):
 
     prompt: Text | None = None
     """Raw text, tokenised as `/v1/completions` does."""
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Messages | None = None
     """What conversations begin with, such as the system prompt."""
+    tools: Tools | None = None
+    """With `messages`: what the model may call."""
     remove: bool = False
     """Share it no longer."""
 
     @model_validator(mode="after")
     def _check_one(self) -> "PublicHeadRequest":
         check_one(self, _HEADS)
+        check_tools(self.tools, self.messages)
         return self
 
     def head(self) -> Head:
         """The same as a value."""
-        return Conversation(turns(self.messages)) if self.prompt is None and self.messages else self.prompt or ""
+        return (self.prompt or "") if self.messages is None else conversation(self.messages, self.tools)
 
 
 class Heads(Reply):

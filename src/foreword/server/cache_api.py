@@ -25,7 +25,7 @@ from foreword.server.auth import caller, principal, whose
 from foreword.server.delivery import gathered, opened
 from foreword.server.intake import read
 from foreword.server.openai.generation import check_model_name
-from foreword.server.openai.requests import ChatMessage, Ids, turns
+from foreword.server.openai.requests import Ids, Messages, Tools, check_tools, conversation
 from foreword.server.report import advice_of, left_of, where_of
 from foreword.server.service import Answer, service_of
 from foreword.server.wire import (
@@ -43,7 +43,6 @@ from foreword.server.wire import (
 )
 
 ResultT = TypeVar("ResultT")
-Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
 def _check_block(value: str) -> str:
@@ -75,6 +74,8 @@ class Prompted(Wire):
     """Token ids, as they are."""
     messages: Messages | None = None
     """A conversation, through the model's chat template."""
+    tools: Tools | None = None
+    """With `messages`: what the model may call."""
     tenant: TenantName | None = None
     """Whose; another than one's own needs an admin key."""
 
@@ -84,6 +85,7 @@ class Prompted(Wire):
     @model_validator(mode="after")
     def _check_one(self) -> "Prompted":
         check_one(self, self.choices(), needed=self.needed)
+        check_tools(self.tools, self.messages)
         return self
 
     @classmethod
@@ -95,7 +97,7 @@ class Prompted(Wire):
         """The prompt as a value."""
         if self.ids is not None:
             return tuple(self.ids)
-        return Conversation(turns(self.messages)) if self.messages is not None else self.prompt or ""
+        return (self.prompt or "") if self.messages is None else conversation(self.messages, self.tools)
 
 
 class LookupRequest(Prompted):

@@ -22,6 +22,7 @@ from foreword.front.ask import Piece, TokenText
 from foreword.schedule.plan import Usage
 from foreword.server.service import Answer
 from foreword.server.wire import Reply
+from foreword.text.speech import ToolCall
 
 ResultT = TypeVar("ResultT")
 
@@ -38,6 +39,8 @@ class Whole:
     tokens: tuple[TokenText, ...]
     finish: FinishReason
     usage: Usage
+    reasoning: str
+    calls: tuple[ToolCall, ...]
 
 
 async def opened(submit: Callable[[list[Answer]], None]) -> list[Answer]:
@@ -100,15 +103,26 @@ async def _all(answers: Sequence[Answer]) -> list[Whole]:
 
 async def _whole(answer: Answer) -> Whole:
     texts: list[str] = []
+    thoughts: list[str] = []
     tokens: list[TokenText] = []
+    calls: list[ToolCall] = []
     async for piece in answer:
         texts.append(piece.text)
+        thoughts.append(piece.reasoning)
         tokens += piece.tokens
+        calls += piece.calls
         if piece.finish is not None:
             check_end(piece)
             if piece.usage is None:
                 break
-            return Whole(text="".join(texts), tokens=tuple(tokens), finish=piece.finish, usage=piece.usage)
+            return Whole(
+                text="".join(texts),
+                tokens=tuple(tokens),
+                finish=piece.finish,
+                usage=piece.usage,
+                reasoning="".join(thoughts),
+                calls=tuple(calls),
+            )
     raise InvariantBroken("an answer ended without its finish reason and usage")
 
 

@@ -6,7 +6,8 @@ CapacityError    429, with Retry-After
 ├── TenantLimit  429, with a code of its own
 └── Unavailable  503, with Retry-After
 StepFailed       500
-ValidationError  422 for an unknown field and for a wrong value in `cache`, else 400
+ValidationError  422 for an unknown field, else 400
+                 (both, and RequestError: 422 for a wrong value in `cache` and `tools`)
 anything else    500, with nothing of its inside
 """
 
@@ -35,6 +36,9 @@ from foreword.base.errors import (
 from foreword.server.wire import ErrorDetail, ErrorReply
 
 _log = logging.getLogger(__name__)
+
+_OWN_WORDS = ("cache", "tools")
+"""Fields with a grammar of their own: a wrong value there is a 422."""
 
 MAX_SHOWN = 80
 """Characters of a wrong value that its error message repeats."""
@@ -83,7 +87,7 @@ def refusal_of(error: ForewordError) -> Refusal:
     if isinstance(error, NotFound):
         return Refusal(status=404, message=error.message, code="not_found", field=error.field)
     if isinstance(error, RequestError):
-        return Refusal(status=400, message=error.message, code="invalid_value", field=error.field)
+        return Refusal(status=_status_of(error.field), message=error.message, code="invalid_value", field=error.field)
     if isinstance(error, CapacityError):
         status, code = (503, "unavailable") if isinstance(error, Unavailable) else (429, "queue_full")
         code = "tenant_limit" if isinstance(error, TenantLimit) else code
@@ -117,7 +121,11 @@ def refusal_of_validation(error: ValidationError) -> Refusal:
     if kind in ("too_short", "too_long"):
         return Refusal(status=400, message=f"{field} {_wrong_length(context)}", code=code, field=field)
     message = f"{field or 'The body'} is {_shown(first['input'])}: {_lower(first['msg'])}"
-    return Refusal(status=422 if path[:1] == ["cache"] else 400, message=message, code=code, field=field)
+    return Refusal(status=_status_of(field), message=message, code=code, field=field)
+
+
+def _status_of(field: str | None) -> int:
+    return 422 if field is not None and field.partition(".")[0] in _OWN_WORDS else 400
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:

@@ -210,8 +210,10 @@ class WhereReply(Reply):
 
     message: int | None
     role: str | None
+    tool: int | None
+    """Number of the tool, from 0, for a place in the list of tools."""
     offset: int | None
-    """Characters into the message's text, or into the prompt."""
+    """Characters into the text of the message, the tool (as the template writes it) or the prompt."""
     cached: str | None
     """How the nearest cached prompt goes on there."""
     prompt: str
@@ -224,10 +226,12 @@ class AdviceReply(Reply):
     kind: Kind
     """What happens to it: `changed`, `inserted`, `removed`, or parts are `reordered`."""
     message: int | None
-    """Number of the message, from 0; null for a prompt, and where tokens do not spell out the text."""
+    """Number of the message, from 0; null for a prompt, for a tool, and where tokens do not spell out the text."""
     role: str | None
+    tool: int | None
+    """Number of the tool, from 0, for a place in the list of tools."""
     offset: int | None
-    """Characters into the message's text, or into the prompt, where it begins, in the last call."""
+    """Characters into the text of the message, the tool or the prompt where it begins, in the last call."""
     end: int | None
     """Where it ends."""
     at_token: int

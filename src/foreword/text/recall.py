@@ -116,6 +116,8 @@ class Read:
     """How many of them are those of earlier answers, and not what tokenising the text gives by rule."""
     place: Place | None = None
     """Where to write the answer down; None where it could not be recalled."""
+    text: str = ""
+    """What was read; empty for a prompt of ids."""
 
 
 class Recall:
@@ -142,7 +144,8 @@ class Recall:
         """Ids of the text, as `Tokenizer.encode` gives them but for the answers that `owner` got. Raises as it does."""
         borders = self._borders
         if borders is None:
-            return Read(tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, field=field)))
+            plain = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, field=field)
+            return Read(tuple(plain), text=text)
         self._tokenizer.check(text, field)
         own = self._owns.setdefault(owner, _Own(_Shelf(self._max_bytes), _Shelf(self._max_bytes)))
         *firsts, last = borders.cut(text)
@@ -158,7 +161,7 @@ class Recall:
         ends = borders.after if add_special_tokens else ()
         ids.extend(ends)
         place = Place(own.answers, before, last, part) if borders.is_at(last) and not ends else None
-        return Read(tuple(ids), num_recalled + part.num_recalled, place)
+        return Read(tuple(ids), num_recalled + part.num_recalled, place, text)
 
     def forget(self, owner: str | None = None) -> None:
         """All of one tenant's, or all; answers that are being made now are not remembered either."""

@@ -50,8 +50,25 @@ class _Loaded(Protocol):
     ) -> str: ...
     def convert_ids_to_tokens(self, ids: int) -> str | None: ...
     def apply_chat_template(
-        self, conversation: Sequence[Message], *, add_generation_prompt: bool, tokenize: bool
+        self,
+        conversation: Sequence[Message],
+        *,
+        tools: list[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        tokenize: bool,
     ) -> str: ...
+
+
+class ResponseParser(Protocol):
+    """What we use of transformers' incremental parser of answers."""
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        """What is known now, as events: a region opens, has more text, closes with its value."""
+        ...
+
+    def finalize(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The whole message, and the last events. Both raise what their parts raise."""
+        ...
 
 
 class Tokenizer:
@@ -90,9 +107,18 @@ class Tokenizer:
                 f"{field} is not valid Unicode: a lone surrogate at character {error.start}", field=field
             ) from None
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The chat template's text for `messages`, ending where the answer begins; raises what the template raises."""
-        return self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The chat template's text, ending where the answer begins; raises what the template raises."""
+        return self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
+
+    def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> ResponseParser | None:
+        """What reads the answer to `prompt`, by the response template that the tokenizer brings; None without one."""
+        make = getattr(self._tokenizer, "get_response_parser", None)  # not in every release of transformers
+        if make is None or getattr(self._tokenizer, "response_template", None) is None:
+            return None
+        return cast(ResponseParser, make(prefix=prompt, tools=list(tools)))
 
     @property
     def has_chat_template(self) -> bool:

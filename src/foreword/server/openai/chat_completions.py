@@ -1,14 +1,15 @@
 """`POST /v1/chat/completions`: a conversation through the model's own chat template."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Request
 from starlette.responses import Response
 
-from foreword.front.ask import Ask, Conversation, Piece
+from foreword.base.params import FinishReason
+from foreword.front.ask import Ask, Piece
 from foreword.server.auth import caller
-from foreword.server.delivery import gathered, json_reply
+from foreword.server.delivery import Whole, gathered, json_reply
 from foreword.server.intake import read
 from foreword.server.openai.generation import (
     CACHE_NAMES,
@@ -21,9 +22,10 @@ from foreword.server.openai.generation import (
 )
 from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.requests import ChatRequest
-from foreword.server.openai.responses import AssistantMessage, ChatChoice, ChatCompletion
+from foreword.server.openai.responses import AssistantMessage, Called, CallReply, ChatChoice, ChatCompletion
 from foreword.server.report import report_of, usage_of
 from foreword.server.service import Answer, service_of
+from foreword.text.speech import ToolCall
 
 _FIRST: Mapping[str, Any] = {
     "index": 0,
@@ -60,9 +62,9 @@ async def create_chat_completion(request: Request) -> Response:
     whole = (await gathered(request.receive, answers))[0]
     choice = ChatChoice(
         index=0,
-        message=AssistantMessage(content=whole.text),
+        message=_message(whole),
         logprobs=chat_logprobs(whole.tokens) if form.logprobs else None,
-        finish_reason="stop" if whole.finish == "stop" else "length",
+        finish_reason=_ended(whole.finish, called=bool(whole.calls)),
     )
     reply = ChatCompletion(
         id=names.id,
@@ -75,10 +77,28 @@ async def create_chat_completion(request: Request) -> Response:
     return json_reply(reply, without=() if form.cache.report else ("cache",))
 
 
+def _message(whole: Whole) -> AssistantMessage:
+    return AssistantMessage(
+        content=whole.text if whole.text or not whole.calls else None,
+        reasoning_content=whole.reasoning or None,
+        tool_calls=[_call(call) for call in whole.calls] or None,
+    )
+
+
+def _call(call: ToolCall) -> CallReply:
+    return CallReply(id=call.id, function=Called(name=call.name, arguments=call.arguments))
+
+
+def _ended(finish: FinishReason, *, called: bool) -> Literal["stop", "length", "tool_calls"]:
+    if finish != "stop":
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
 def _ask(form: ChatRequest) -> Ask:
     max_tokens = form.max_completion_tokens or form.max_tokens
     logprobs = (form.top_logprobs or 0) if form.logprobs else None
-    return ask_of(form, Conversation(form.messages_for_template()), max_tokens=max_tokens, logprobs=logprobs)
+    return ask_of(form, form.conversation(), max_tokens=max_tokens, logprobs=logprobs)
 
 
 def _names(form: ChatRequest) -> dict[str, str]:
@@ -92,14 +112,24 @@ def _names(form: ChatRequest) -> dict[str, str]:
 
 
 def _writer(form: ChatRequest) -> Writer:
+    num_calls = 0
+
     def write(number: int, piece: Piece) -> list[dict[str, Any]]:
+        nonlocal num_calls
         choices: list[dict[str, Any]] = []
-        if piece.text or piece.tokens:
+        delta: dict[str, Any] = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+        if piece.text or (piece.tokens and not delta):
+            delta["content"] = piece.text
+        if piece.calls:
+            calls = enumerate(piece.calls, start=num_calls)
+            delta["tool_calls"] = [{"index": place, **_call(call).model_dump()} for place, call in calls]
+            num_calls += len(piece.calls)
+        if delta:
             logprobs = chat_logprobs(piece.tokens).model_dump() if form.logprobs else None
-            delta = {"content": piece.text}
             choices.append({"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": None})
         if piece.finish is not None:
-            choices.append({"index": number, "delta": {}, "logprobs": None, "finish_reason": piece.finish})
+            reason = _ended(piece.finish, called=num_calls > 0)
+            choices.append({"index": number, "delta": {}, "logprobs": None, "finish_reason": reason})
         return choices
 
     return write

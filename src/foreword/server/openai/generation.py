@@ -10,7 +10,7 @@ from foreword.base.errors import ForewordError, InvariantBroken, RequestError
 from foreword.front.ask import Ask, Conversation, Piece
 from foreword.schedule.plan import Usage
 from foreword.server.delivery import EventStream, check_end, merged, opened
-from foreword.server.errors import Refused, no_such_model, refusal_of, renamed, with_status
+from foreword.server.errors import Refused, no_such_model, refusal_of, renamed
 from foreword.server.intake import cache_wishes
 from foreword.server.openai.requests import GenerationRequest
 from foreword.server.report import report_of, usage_of
@@ -80,10 +80,7 @@ async def submitted(submit: Callable[[list[Answer]], None], names: Mapping[str, 
     try:
         return await opened(submit)
     except RequestError as error:
-        named = renamed(error, names)
-        if named.field is not None and named.field.startswith("cache."):
-            raise Refused(with_status(refusal_of(named), 422)) from None
-        raise named from None
+        raise renamed(error, names) from None
 
 
 Writer = Callable[[int, Piece], list[dict[str, Any]]]

@@ -12,9 +12,10 @@ Where we differ on purpose: `max_tokens` left out means what is left of the cont
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from foreword.front.ask import Conversation
 from foreword.front.bounds import MAX_LOGPROBS, MAX_SEED, MAX_STOPS, MIN_SEED
 from foreword.server.wire import (
     Absent,
@@ -148,35 +149,116 @@ class TextPart(Wire):
     text: str
 
 
+_CALL: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["id", "function"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {"type": "string", "minLength": 1},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+            "properties": {"name": {"type": "string", "minLength": 1}, "arguments": {"type": "string"}},
+        },
+    },
+}
+"""What `text.tools` holds a call to. It is read there for every face."""
+
+
+def _tell_roles(schema: dict[str, Any]) -> None:
+    """Say in the message's JSON schema who may say what, as `text.chat` holds it."""
+    others = ("name", "tool_call_id", "tool_calls", "reasoning_content")
+    said, nothing, name = {"not": {"type": "null"}}, {"type": "null"}, {"type": "string", "minLength": 1}
+
+    def who(roles: Sequence[str], needed: str, **may: Any) -> dict[str, Any]:
+        properties = {"role": {"enum": [*roles]}, **dict.fromkeys(others, nothing), needed: said, **may}
+        return {"required": ["role", "content", needed], "properties": properties}
+
+    schema["anyOf"] = [
+        who(("system", "developer", "user"), "content"),
+        who(("assistant",), "content"),
+        who(("assistant",), "tool_calls", tool_calls={"type": "array", "minItems": 1}, reasoning_content={}),
+        who(("tool",), "tool_call_id", tool_call_id=name, content=said),
+    ]
+
+
 class ChatMessage(Wire):
     """One turn of the conversation; the fields that only an assistant's turn has may come back as we sent them."""
+
+    model_config = ConfigDict(json_schema_extra=_tell_roles)
 
     telling: ClassVar[str | None] = "role"
     example: ClassVar[str | None] = '{"role": "user", "content": "..."}'
 
     role: Role
     """`developer` is OpenAI's newer name for `system` and is treated as such."""
-    content: Annotated[
-        Annotated[str, Tag("(text)")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("(list)")],
-        Discriminator(_text_or_list),
-    ]
-    """Text, or text parts, which are joined by line feeds."""
+    content: (
+        Annotated[
+            Annotated[str, Tag("(text)")]
+            | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("(list)")],
+            Discriminator(_text_or_list),
+        ]
+        | None
+    ) = None
+    """Text, or text parts, which are joined by line feeds. Only beside calls of tools there may be none."""
+    tool_calls: list[Annotated[Any, WithJsonSchema(dict(_CALL))]] | None = None
+    """An assistant's: as we sent them, each with its `id` and a `function` of `name` and `arguments`."""
+    reasoning_content: str | None = None
+    """An assistant's: as we sent it, for templates that write it."""
+    tool_call_id: str | None = None
+    """A tool's: the call that this is the result of."""
+    name: str | None = None
+    """A tool's."""
 
-    name: Absent = None
     refusal: Absent = None
     audio: Absent = None
     function_call: Absent = None
-    tool_calls: NoItems = None
     annotations: NoItems = None
 
-    def text(self) -> str:
-        """The content as one text."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+    def turn(self) -> dict[str, Any]:
+        """The same as a `Conversation` takes it, which checks what belongs together."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if isinstance(self.content, list):
+            given["content"] = "\n".join(part.text for part in self.content)
+        return given
 
 
-def turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """A conversation as a `Conversation` takes it."""
-    return [{"role": message.role, "content": message.text()} for message in messages]
+_TOOL: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": False,
+            "properties": {
+                "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+                "description": {"type": "string"},
+                "parameters": {"type": "object"},
+                "strict": {"const": False},
+            },
+        },
+    },
+}
+"""What `text.tools` holds a tool to. It is read there for every face, and as it came: its order is kept."""
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+Tools = list[Annotated[Any, WithJsonSchema(dict(_TOOL))]]
+
+
+def conversation(messages: Sequence[ChatMessage], tools: Tools | None) -> Conversation:
+    """Both as a value. Raises RequestError."""
+    return Conversation([message.turn() for message in messages], tools or ())
+
+
+def check_tools(tools: Tools | None, messages: Messages | None) -> None:
+    """Tools belong to a conversation. Raises PydanticCustomError."""
+    if tools and messages is None:
+        raise PydanticCustomError("field_pair", "it belongs to messages, and there are none", {"name": "tools"})
 
 
 class PlainFormat(Wire):
@@ -188,18 +270,20 @@ class PlainFormat(Wire):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    messages: Messages
+    tools: Tools | None = None
+    """What the model may call, in the order in which it is told of them."""
+    tool_choice: Annotated[Literal["none", "auto"] | None, only('"auto" or "none"')] = None
+    """none: the model is not told of the tools."""
+    parallel_tool_calls: bool | None = None
+    """true changes nothing: nobody holds a model to one call."""
     max_completion_tokens: NumTokens | None = None
     """OpenAI's newer name for `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    tools: NoItems = None
     functions: NoItems = None
-    tool_choice: Annotated[Literal["none", "auto"] | None, only('"none"')] = None
     function_call: Annotated[Literal["none", "auto"] | None, only('"none"')] = None
-    parallel_tool_calls: bool | None = None
-    """Inert while there are no tools."""
     response_format: Annotated[PlainFormat | None, only('{"type": "text"}')] = None
     modalities: Annotated[Annotated[list[Literal["text"]], Field(max_length=1)] | None, only('["text"]')] = None
     audio: Absent = None
@@ -216,8 +300,12 @@ class ChatRequest(GenerationRequest):
         if len(limits) > 1:
             text = "it is another name of max_tokens, and the two differ"
             raise PydanticCustomError("field_pair", text, {"name": "max_completion_tokens"})
+        if self.tools and self.parallel_tool_calls is False:
+            text = "a model is not held to one call at a time; leave it out or send true"
+            raise PydanticCustomError("field_pair", text, {"name": "parallel_tool_calls"})
         return self
 
-    def messages_for_template(self) -> list[dict[str, str]]:
-        """The conversation as a `Conversation` takes it."""
-        return turns(self.messages)
+    def conversation(self) -> Conversation:
+        """The same as a value. Raises RequestError."""
+        whole = conversation(self.messages, self.tools)
+        return Conversation(whole.messages) if self.tool_choice == "none" else whole

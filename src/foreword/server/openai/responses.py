@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from foreword.server.report import UsageReply
 from foreword.server.wire import CacheReport, Reply
 
@@ -58,12 +60,32 @@ class ChatLogprobs(Reply):
     refusal: None = None
 
 
+class Called(Reply):
+    """A function and what it is called with."""
+
+    name: str
+    arguments: str
+    """A JSON object, written out."""
+
+
+class CallReply(Reply):
+    """A call that the model wants to be made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Called
+
+
 class AssistantMessage(Reply):
     """The assistant's turn."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """What the model said to itself, where the tokenizer says how to tell and tools may be called."""
+    tool_calls: list[CallReply] | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Likewise: what it wants to be called."""
 
 
 class ChatChoice(Reply):
@@ -72,7 +94,7 @@ class ChatChoice(Reply):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(Reply):
