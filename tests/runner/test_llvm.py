@@ -38,6 +38,19 @@ def test_it_agrees_with_the_formula(name: str, dtype: torch.dtype) -> None:
     assert not out[rows:].any(), "padding is zero"
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("factor", [0.0, 8.0, 100.0])
+def test_scores_alike_and_far_apart(factor: float, dtype: torch.dtype) -> None:
+    """Sums are rescaled when the highest score has risen by much: never, now and then, at most chunks."""
+    scene = Scene([LAYERS["three heads share"]], dtype)
+    segments = scene.segments((0, 400), (390, 1))
+    (call,) = scene.calls(401)
+    call = replace(call, query=call.query * factor)
+    out = llvm.make(scene.ground).begin(segments, 401).attend(call)
+    atol = 1e-4 if dtype is torch.float32 else TOLERANCE[dtype]  # scores of hundreds have few digits left
+    torch.testing.assert_close(out.float(), scene.expected(call, segments), atol=atol, rtol=0)
+
+
 @pytest.mark.parametrize("size", [32, 64])
 def test_larger_blocks(size: int) -> None:
     scene = Scene([LAYERS["three heads share"]], torch.bfloat16, size=size)
@@ -52,7 +65,7 @@ def test_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "multiplies_tiles", lambda: False)
     scene = Scene([LAYERS["window, cap, sinks"]], torch.bfloat16)
     backend = llvm.make(scene.ground)
-    assert backend.ingredient == "llvm, single 1"
+    assert backend.ingredient == "llvm, single 2"
     segments = scene.segments(*CHUNKS)
     rows = sum(count for _, count in CHUNKS)
     (call,) = scene.calls(rows)

@@ -18,6 +18,7 @@ from foreword.runner.memory import KVMemory
 from foreword.runner.native import machine
 from foreword.runner.native.form import Form, Job, Scratch
 from foreword.runner.native.paged import write
+from foreword.runner.native.rows import LOG2_E
 from foreword.runner.native.writer import LANES
 
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -69,7 +70,7 @@ class LlvmBackend:
         self.slots = slots
         self.kernels = kernels
         tiles = any(kernel.form.tiles for kernel in kernels.values())
-        self.ingredient = f"llvm, {'tiles' if tiles else 'single'} 1"
+        self.ingredient = f"llvm, {'tiles' if tiles else 'single'} 2"
 
     def begin(self, segments: tuple[Segment, ...], total: int) -> "LlvmStep":
         """Start a step of `total` rows: those of the segments, in order, then padding."""
@@ -108,7 +109,7 @@ class LlvmStep:
         if self._total > num_rows:
             out[num_rows:] = 0
         query = call.query if call.query.stride(2) == 1 else call.query.contiguous()
-        sinks = None if call.scoring.sinks is None else call.scoring.sinks.float().contiguous()
+        sinks = None if call.scoring.sinks is None else call.scoring.sinks.float() * LOG2_E
         # Named, because a job holds addresses: what they point to has to live until it is done.
         job = self._job(call, kernel, (query, out, sinks))
         kernel.run(job.data_ptr(), self._threads)
@@ -132,8 +133,9 @@ class LlvmStep:
             Job.VALUES: base + memory.layout.values[slot].offset * element,
             Job.SPAN: memory.block_bytes,
             Job.SCRATCH: self._scratch.data_ptr(),
-            Job.SCALE: _bits(scoring.scaling),
-            Job.CAP: _bits(scoring.softcap or 0.0),
+            # Scores are powers of two to the kernel.
+            Job.SCALE: _bits(scoring.scaling * LOG2_E),
+            Job.CAP: _bits((scoring.softcap or 0.0) * LOG2_E),
             Job.SINKS: 0 if sinks is None else sinks.data_ptr(),
         }
         return torch.tensor([fields.get(field, 0) for field in Job])

@@ -10,8 +10,13 @@ CHUNK = 64
 VECTORS = CHUNK // LANES
 TILE_ROWS, TILE_BYTES = 16, 64
 """Of a tile register (Intel AMX): as many rows, and bytes of each."""
+TILED_ROWS = 4 * TILE_ROWS
+"""Rows that go through a chunk together: while those of one tile are weighed, others are multiplied."""
 NOTHING = -3e38
 """A score below all others, and finite: minus infinity less itself would be NaN."""
+RISE = 8.0
+"""A row's sums are rescaled when its highest score rises by more than that, as a power of two; until then weights are
+above 1, by at most that much."""
 MOST_ROWS = 192
 """Rows times query heads of a strip, unless one row has more: what a worker keeps of them should stay in its cache."""
 
@@ -42,7 +47,7 @@ class Job(IntEnum):
     """Of one block, all layers."""
     SCRATCH = 13
     SCALE = 14
-    """Bits of a float32, as are the next."""
+    """Bits of a float32, as are the next. Scores are powers of two: what is said in powers of e is brought to those."""
     CAP = 15
     SINKS = 16
     """float32 [heads]."""
@@ -97,8 +102,8 @@ class Scratch:
         self.query = self._take(rows * form.depth * 4)
         self.keys = self._take(form.depth * CHUNK * 4)
         self.values = self._take(form.terms * form.value_dim * 4)
-        self.scores = self._take(TILE_ROWS * CHUNK * 4)
-        self.weights = self._take(TILE_ROWS * form.terms * 4)
+        self.scores = self._take(TILED_ROWS * CHUNK * 4)
+        self.weights = self._take(TILED_ROWS * form.terms * 4)
         self.before = self._take(TILE_BYTES)
         self.position = self._take(rows * 4)
         self.first_key = self._take(rows * 4)

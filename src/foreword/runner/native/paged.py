@@ -14,9 +14,10 @@ anything past what has been written, and zero times NaN is NaN.
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from foreword.runner.native.form import CHUNK, NOTHING, TILE_ROWS, VECTORS, Form, Job, Scratch
-from foreword.runner.native.rows import full_tiles, write_rows
+from foreword.runner.native.form import CHUNK, NOTHING, TILED_ROWS, VECTORS, Form, Job, Scratch
+from foreword.runner.native.rows import Kind, full_tiles, write_rows
 from foreword.runner.native.writer import (
+    EXP2,
     F32,
     FLOATS,
     HALVES,
@@ -51,7 +52,7 @@ def _load_words(w: Writer, form: Form, base: Value, index: int) -> Value:
 class _Worker:
     """Writes `work(job)`."""
 
-    def __init__(self, module: Value, form: Form, scratch: Scratch, groups: dict[int, Value]) -> None:
+    def __init__(self, module: Value, form: Form, scratch: Scratch, groups: dict[Kind, Value]) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work")
         self.form = form
         self.scratch = scratch
@@ -100,9 +101,9 @@ class _Worker:
             with w.loop(w.number(0), w.number(VECTORS)) as vector:
                 self._lay_out(vector, w.b.add(base, w.times(vector, LANES)))
             if form.tiles:
-                with w.loop(w.number(0), rows, TILE_ROWS) as row:
-                    left, full = w.b.sub(rows, row), w.number(TILE_ROWS)
-                    self._rows(row, w.b.select(w.b.icmp_signed("<", left, full), left, full), base, TILE_ROWS)
+                with w.loop(w.number(0), rows, TILED_ROWS) as row:
+                    left, full = w.b.sub(rows, row), w.number(TILED_ROWS)
+                    self._rows(row, w.b.select(w.b.icmp_signed("<", left, full), left, full), base, TILED_ROWS)
             else:
                 self._side_by_side(rows, base)
         with self._each_row() as (row, _, _, out):
@@ -142,24 +143,38 @@ class _Worker:
     def _side_by_side(self, rows: Value, base: Value) -> None:
         """Take all rows through a chunk, as many at a time as can be."""
         w, done = self.w, self.w.number(0)
-        for count in self.groups:
+        for count in sorted({kind.count for kind in self.groups}, reverse=True):
             stop = w.b.add(done, w.times(w.b.sdiv(w.b.sub(rows, done), w.number(count)), count))
             with w.loop(done, stop, count) as row:
                 self._rows(row, w.number(count), base, count)
             done = stop
 
-    def _rows(self, row: Value, count: Value, base: Value, kind: int) -> None:
-        """Take `count` rows through a chunk, by the function for `kind` of them, unless none of them sees any of it."""
+    def _rows(self, row: Value, count: Value, base: Value, most: int) -> None:
+        """Take `count` rows through a chunk, by the functions for up to `most`, unless none of them sees any of it."""
         w, scratch = self.w, self.scratch
-        last = w.load(I32, self.memory, w.plus(w.times(w.b.add(row, count), 4), scratch.position - 4))
-        first = w.load(I32, self.memory, w.plus(w.times(row, 4), scratch.first_key))
-        sees = w.b.and_(
-            w.b.icmp_signed(">=", w.b.sext(last, I64), base),
-            w.b.icmp_signed("<", w.b.sext(first, I64), w.plus(base, CHUNK)),
-        )
-        with w.b.if_then(sees):
+        end = w.plus(base, CHUNK)
+
+        def read(part: int, index: Value) -> Value:
+            return w.b.sext(w.load(I32, self.memory, w.plus(w.times(index, 4), part)), I64)
+
+        last = w.plus(w.b.add(row, count), -1)
+        with w.b.if_then(
+            w.b.and_(
+                w.b.icmp_signed(">=", read(scratch.position, last), base),
+                w.b.icmp_signed("<", read(scratch.first_key, row), end),
+            )
+        ):
+            whole = w.b.and_(
+                w.b.icmp_signed(">=", w.plus(read(scratch.position, row), 1), end),
+                w.b.icmp_signed("<=", read(scratch.first_key, last), base),
+            )
             scale, cap = (w.b.bitcast(w.b.trunc(self._field(field), I32), F32) for field in (Job.SCALE, Job.CAP))
-            w.b.call(self.groups[kind], [self.memory, row, base, scale, cap, count])
+            arguments = [self.memory, row, base, scale, cap, count]
+            with w.b.if_else(whole) as (then, otherwise):
+                with then:
+                    w.b.call(self.groups[Kind(most, whole=True)], arguments)
+                with otherwise:
+                    w.b.call(self.groups[Kind(most, whole=False)], arguments)
 
     def _lay_out(self, vector: Value, key: Value) -> None:
         """Lay out 16 keys and values, from position `key` on: of each key word a vector, and values in pairs."""
@@ -230,8 +245,8 @@ class _Worker:
             sink = w.splat(w.load(F32, self._pointer(Job.SINKS), w.times(head, 4)))
             before = w.splat(w.load(F32, self.memory, w.plus(w.times(row, 4), scratch.highest)))
             highest = w.larger(before, sink)
-            factor = w.exp(b.fsub(before, highest))
-            total = w.fma(total, factor, w.exp(b.fsub(sink, highest)))
+            factor = w.exp2(b.fsub(before, highest), EXP2)
+            total = w.fma(total, factor, w.exp2(b.fsub(sink, highest), EXP2))
         for column in range(0, form.value_dim, LANES):
             mixed = w.load(FLOATS, self.memory, w.plus(w.times(row, form.value_dim * 4), scratch.mixed + 4 * column))
             mixed = b.fdiv(b.fmul(mixed, factor), total)

@@ -6,7 +6,6 @@ vectors take several for each of ours.
 """
 
 import importlib
-import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -35,6 +34,11 @@ class _BFloat(ir.Type):
 
 
 HALVES = ir.VectorType(_BFloat(), LANES)
+
+EXP2 = (1.0, 0.6931471824645996, 0.24022646248340607, 0.0555032864, 0.00961848907, 0.00133999309, 0.000153458124)
+"""Coefficients of a polynomial for 2^r, |r| <= 1/2, of least relative error: 2e-9 of its own, 8e-8 in float32."""
+EXP2_SHORT = (0.9999992847442627, 0.6931217908859253, 0.240247443318367, 0.05591785907745361, 0.009570101276040077)
+"""The same, shorter: 3e-6, where what comes out is rounded to bfloat16."""
 
 Value = Any
 """A value of the code that is being written."""
@@ -137,22 +141,20 @@ class Writer:
         b.branch(head)
         b.position_at_end(after)
 
-    def exp(self, x: Value) -> Value:
-        """The exponential in each lane; x is at most 88, and below -87 counts as -87.
+    def exp2(self, x: Value, terms: Sequence[float]) -> Value:
+        """Two to the power of each lane; x is at most 127, and below -126 counts as -126.
 
-        x = n ln 2 + r with |r| <= ln(2) / 2, and e^r by its Taylor polynomial of degree 7 (its rest is below 6e-9).
+        x = n + r with |r| <= 1/2, and 2^r by a polynomial: see EXP2 and EXP2_SHORT.
         """
         b = self.b
-        x = self.larger(x, self.floats(-87.0))
-        n = self.call("llvm.rint.v16f32", FLOATS, b.fmul(x, self.floats(1 / math.log(2))))
-        # ln 2 in two parts, of which the first has few bits: n times it is exact.
-        r = self.fma(n, self.floats(-0.693359375), x)
-        r = self.fma(n, self.floats(2.12194440e-4), r)
-        p = self.floats(1 / math.factorial(7))
-        for degree in range(6, -1, -1):
-            p = self.fma(p, r, self.floats(1 / math.factorial(degree)))
-        exponent = b.shl(b.add(b.fptosi(n, INTS), self.ints([127] * LANES)), self.ints([23] * LANES))
-        return b.fmul(p, b.bitcast(exponent, FLOATS))
+        x = self.larger(x, self.floats(-126.0))
+        n = self.call("llvm.rint.v16f32", FLOATS, x)
+        r = b.fsub(x, n)
+        p = self.floats(terms[-1])
+        for term in reversed(terms[:-1]):
+            p = self.fma(p, r, self.floats(term))
+        raised = b.shl(b.fptosi(n, INTS), self.ints([23] * LANES))
+        return b.bitcast(b.add(b.bitcast(p, INTS), raised), FLOATS)
 
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """16 vectors of 16 lanes, lane i of vector j to lane j of vector i: squares are swapped, halving each time."""
