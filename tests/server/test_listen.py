@@ -1,6 +1,8 @@
 """The socket: which addresses, and how it ends."""
 
+import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -51,6 +53,20 @@ def test_clients_that_come_early_wait() -> None:
     listener.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+async def test_replies_are_sent_without_waiting_for_acknowledgements() -> None:
+    listener, taken = Listener(ServerConfig(port=0)), asyncio.Queue[int]()
+
+    def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        own: socket.socket = writer.get_extra_info("socket")
+        taken.put_nowait(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(take, sock=listener._socket):
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        assert await asyncio.wait_for(taken.get(), 10) != 0
+        writer.close()
 
 
 def test_answers_under_way_get_their_time_and_are_cancelled_then() -> None:
