@@ -79,11 +79,14 @@ def test_a_span_that_keeps_changing_is_named_with_its_cost(desk: Desk) -> None:
     assert "in the last 5 calls that missed here: move it behind what stays the same" in last.text
     assert last.text.endswith(f"It costs {last.tokens_per_call} tokens a call.")
     assert desk.advice() == (last,)
+    assert desk.advisor.waste(desk.now) == (1, last.num_calls * last.tokens_per_call)
+    assert desk.advisor.waste(desk.now + WINDOW_S) == (0, 0)
 
 
 def test_what_is_as_it_should_be_gets_no_advice(desk: Desk) -> None:
     for n in range(8):
         assert desk.ask(f"{HEAD} ten. {RULES} Question: {_question(n)}?") is None
+    assert desk.advisor.waste(desk.now) == (0, 0)
     chat = f"{HEAD} eleven. {RULES}"
     for n in range(8):
         chat += f"\nUser: {_question(n)}?\nAssistant: {_question(n + 100)}."

@@ -58,6 +58,9 @@ def test_a_clock_near_the_top_is_named_with_what_it_costs(server: Running) -> No
     assert told["before"] == "10:04"
     assert 300 < told["tokens_per_call"] < last["computed_tokens"]
     assert advice(server) == [{**told, "tenant": ""}]
+    metrics = server.metrics()
+    assert metrics["foreword_ready"] == metrics["foreword_volatile_spans"] == 1
+    assert 0 <= metrics["foreword_volatile_tokens"] - told["calls"] * told["tokens_per_call"] < told["calls"]
     moved = [chat(server, f"{HOTEL} {RULES} It is 2026-11-29 10:1{n} now.", QUESTIONS[n])["cache"] for n in range(6)]
     assert all(report["cached_tokens"] > 300 and report["advice"] is None for report in moved[1:])
     assert len(advice(server)) == 1

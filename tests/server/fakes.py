@@ -278,6 +278,9 @@ class FakeKeeper:
         self.calls.append(("tree", None if tenant is None else tenant.name, start, limit, order))
         return (Sight(NODE, "hello", 1.5),), False
 
+    def waste(self) -> tuple[int, int]:
+        return (1, 4 * ADVICE.tokens_per_call)
+
     def advice(self, tenant: Tenant | None, /) -> tuple[tuple[str, Advice], ...]:
         self.calls.append(("advice", None if tenant is None else tenant.name))
         return (("red", ADVICE),) if tenant is None else ()

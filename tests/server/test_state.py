@@ -68,6 +68,13 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
     assert "foreword_prompt_tokens_cached_total 0.0" in response.text
 
 
+async def test_metrics_know_what_the_engine_does_not(client: httpx.AsyncClient, world: World) -> None:
+    rows = (await client.get("/metrics")).text.splitlines()
+    assert {"foreword_ready 1.0", "foreword_volatile_spans 1.0", "foreword_volatile_tokens 2772.0"} <= set(rows)
+    for world.engine.ready, world.warm in ((False, True), (True, False)):
+        assert "foreword_ready 0.0" in (await client.get("/metrics")).text.splitlines()
+
+
 async def test_the_root_names_the_routes(client: httpx.AsyncClient) -> None:
     reply = (await client.get("/")).json()
     assert reply["name"] == "foreword"

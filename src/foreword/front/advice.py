@@ -112,6 +112,11 @@ class Habit:
         """How often, lately."""
         return sum(moment > now - WINDOW_S for moment, _ in self._calls)
 
+    def waste(self, now: float) -> int:
+        """Tokens that it cost lately; 0 unless it keeps happening."""
+        lately = [tokens for moment, tokens in self._calls if moment > now - WINDOW_S]
+        return sum(lately) if len(lately) >= MIN_CALLS else 0
+
     def advice(self, now: float) -> Advice | None:
         """What to say about it; None unless it keeps happening. May take milliseconds."""
         num, said, source = self.num_calls(now), self._advice, self._source
@@ -217,6 +222,12 @@ class Advisor:
             habits = [] if tenant is None else list(tenant.habits)
         found = [said for habit in habits if (said := habit.advice(now)) is not None]
         return tuple(sorted(found, key=lambda said: -said.num_calls * said.tokens_per_call))
+
+    def waste(self, now: float) -> tuple[int, int]:
+        """Spans that there is advice about, of all tenants, and the tokens that those cost in the last hour."""
+        with self._lock:
+            costs = [habit.waste(now) for tenant in self._tenants.values() for habit in tenant.habits]
+        return sum(cost > 0 for cost in costs), sum(costs)
 
     def owners(self) -> list[str]:
         """Of whom anything is remembered."""

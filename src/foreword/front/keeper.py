@@ -154,6 +154,10 @@ class Keeper:
         owners = advisor.owners() if tenant is None else [tenant.name]
         return tuple((owner, said) for owner in owners for said in advisor.advice(owner, now))
 
+    def waste(self) -> tuple[int, int]:
+        """Spans that there is advice about, of all tenants, and the tokens that those cost in the last hour."""
+        return self._front.served.advisor.waste(self._engine.now())
+
     def _own(self, prefix: Prefix, tenant: Tenant) -> tuple[BlockHash, ...]:
         """The blocks of a prefix that are the tenant's, at least one."""
         if isinstance(prefix, bytes):

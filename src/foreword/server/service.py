@@ -146,6 +146,10 @@ class Keeper(Protocol):
         """What keeps ending the matches of a tenant, or of all, each with its owner's name."""
         ...
 
+    def waste(self) -> tuple[int, int]:
+        """How many such spans there are, and the tokens that they cost in the last hour. Takes microseconds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:

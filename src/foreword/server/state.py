@@ -175,16 +175,24 @@ async def get_health(request: Request) -> Response:
 
 async def get_ready(request: Request) -> Response:
     """200 while requests are taken, else 503."""
-    engine = service_of(request).engine
-    if engine.ready and service_of(request).warmed():
+    service = service_of(request)
+    if _is_ready(service):
         return _health("ok")
-    return _health("not_ready" if engine.alive else "engine_dead")
+    return _health("not_ready" if service.engine.alive else "engine_dead")
+
+
+def _is_ready(service: Service) -> bool:
+    return service.engine.ready and service.warmed()
 
 
 async def get_metrics(request: Request) -> Response:
     """Prometheus metrics."""
     service = service_of(request)
-    return Response(service.metrics.render(service.engine.state()), media_type=CONTENT_TYPE)
+    spans, tokens = service.keeper.waste()
+    page = service.metrics.render(
+        service.engine.state(), ready=_is_ready(service), volatile_spans=spans, volatile_tokens=tokens
+    )
+    return Response(page, media_type=CONTENT_TYPE)
 
 
 async def get_cache(request: Request, tenant: str | None = None) -> CacheState | TenantCache:

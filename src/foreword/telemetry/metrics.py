@@ -146,10 +146,15 @@ class Metrics:
         with self._lock:
             self._refused.labels(status).inc()
 
-    def render(self, state: EngineState) -> bytes:
-        """The page for Prometheus, with the gauges read from `state`."""
+    def render(
+        self, state: EngineState, *, ready: bool = True, volatile_spans: int = 0, volatile_tokens: int = 0
+    ) -> bytes:
+        """The page for Prometheus, with the gauges read from `state`, and what the engine does not know."""
         with self._lock:
             self._gauges.read(state)
+            self._gauges.ready.set(ready)
+            self._gauges.volatile_spans.set(volatile_spans)
+            self._gauges.volatile_tokens.set(volatile_tokens)
             return generate_latest(_Page(self._registry))
 
     def totals(self) -> Totals:
@@ -299,6 +304,15 @@ class _Gauges:
     """What is read when somebody asks."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.ready = Gauge("foreword_ready", "1 while requests are taken, as `/ready` says, else 0.", registry=registry)
+        self.volatile_spans = Gauge(
+            "foreword_volatile_spans", "Spans of prompts that keep ending matches, as in advice.", registry=registry
+        )
+        self.volatile_tokens = Gauge(
+            "foreword_volatile_tokens",
+            "Prompt tokens of the last hour that were computed again because of such spans.",
+            registry=registry,
+        )
         self._waiting = Gauge("foreword_requests_waiting", "Requests in the queue.", registry=registry)
         self._running = Gauge("foreword_requests_running", "Requests that hold blocks.", registry=registry)
         self._blocks = Gauge("foreword_blocks", "Blocks of the device pool, by state.", ["state"], registry=registry)
