@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import huggingface_hub
@@ -164,6 +165,21 @@ def place(model: nn.Module, device: torch.device) -> nn.Module:
 def use_attention(model: nn.Module, name: str = ATTENTION_NAME) -> None:
     """Switch a model that is already built to an attention function by name: ours, or one of the library's."""
     cast(Any, model).set_attn_implementation(name)
+
+
+def called_in_forward(module: nn.Module, name: str) -> Callable[..., Any] | None:
+    """The module-level function that a module's forward calls by this name; None if there is none."""
+    theirs = inspect.unwrap(type(module).forward)
+    return theirs.__globals__.get(name) if name in theirs.__code__.co_names else None
+
+
+def replace_in_forward(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    """Let this one module's forward call `function` by that name; its class and all other models go on as before."""
+    theirs = inspect.unwrap(type(module).forward)
+    named = {**theirs.__globals__, name: function}
+    ours = FunctionType(theirs.__code__, named, theirs.__name__, theirs.__defaults__, theirs.__closure__)
+    ours.__kwdefaults__ = theirs.__kwdefaults__
+    module.forward = MethodType(ours, module)
 
 
 def forward(model: nn.Module, ids: Tensor, positions: Tensor, **arguments: object) -> Tensor:

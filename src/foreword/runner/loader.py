@@ -14,7 +14,7 @@ from torch import nn
 
 from foreword.base.config import CacheConfig, Config, ModelConfig
 from foreword.base.errors import ConfigError, ModelRefused
-from foreword.runner import library
+from foreword.runner import library, rowwise
 from foreword.runner.account import open_account, plain_context
 from foreword.runner.attention.backend import Ground
 from foreword.runner.attention.call import LayerFacts
@@ -141,13 +141,24 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     with listen(model) as heard:
         facts = survey(loaded.name, model)
     weight = next(model.parameters())
-    products = take_over(model, heard.families()) if weight.device.type == "cpu" else PLAIN
+    products, is_helped = PLAIN, False
+    if weight.device.type == "cpu":
+        is_helped = rowwise.take_over(model)
+        products = take_over(model, heard.families())
     layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
     memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
     backend = choose(config.attention, Ground(facts=facts, memory=memory, exact=cache.exact))
     card = replace(
-        _card(loaded, config, {"attention": backend.ingredient, "products": products.ingredient}),
+        _card(
+            loaded,
+            config,
+            {
+                "attention": backend.ingredient,
+                "products": products.ingredient,
+                "rowwise": "llvm 1" if is_helped else "torch",
+            },
+        ),
         attention=backend.name,
         exact=products.exact and backend.exact,
         max_context=library.max_positions(library.config_of(model)),

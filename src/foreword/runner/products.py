@@ -186,7 +186,7 @@ class TiledLinear(nn.Module):
 @cache
 def _kernel() -> machine.Compiled:
     """Compiled once in a process."""
-    return machine.Compiled(product.write())
+    return machine.Compiled("product", product.write())
 
 
 @cache

@@ -3,6 +3,7 @@
 It reads keys and values where they lie, through the block table, so nothing is gathered, padded or masked by torch.
 """
 
+import ctypes
 import struct
 from collections.abc import Mapping
 from functools import cache
@@ -18,8 +19,7 @@ from foreword.runner.memory import KVMemory
 from foreword.runner.native import machine
 from foreword.runner.native.form import Form, Job, Scratch
 from foreword.runner.native.paged import write
-from foreword.runner.native.rows import LOG2_E
-from foreword.runner.native.writer import LANES
+from foreword.runner.native.writer import LANES, LOG2_E
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
@@ -55,7 +55,7 @@ class Kernel:
     def __init__(self, form: Form) -> None:
         self.form = form
         self.scratch_bytes = Scratch(form).size
-        self.run = machine.Compiled(write(form)).run
+        self.code = machine.Compiled("attention", write(form))
 
 
 class LlvmBackend:
@@ -99,46 +99,44 @@ class LlvmStep:
         self._threads = torch.get_num_threads()
         largest = max(kernel.scratch_bytes for kernel in backend.kernels.values())
         self._scratch = torch.empty(self._threads * largest, dtype=torch.uint8)
+        self._job = (ctypes.c_int64 * len(Job))()
+        self._job[Job.TABLES] = self._tables.data_ptr()
+        self._job[Job.SPAN] = backend.memory.block_bytes
+        self._job[Job.SCRATCH] = self._scratch.data_ptr()
 
     def attend(self, call: Call) -> Tensor:
         """See `call.Step`."""
-        backend, kernel = self._backend, self._backend.kernels[call.layer]
-        slot, num_rows = backend.slots[call.layer], self._store.num_rows
-        self._store.write(slot, call.shape, call)
+        kernel, num_rows = self._backend.kernels[call.layer], self._store.num_rows
+        self._store.write(self._backend.slots[call.layer], call.shape, call)
         out = call.value.new_empty(self._total, call.query.shape[0], call.shape.value_dim)
         if self._total > num_rows:
             out[num_rows:] = 0
         query = call.query if call.query.stride(2) == 1 else call.query.contiguous()
         sinks = None if call.scoring.sinks is None else call.scoring.sinks.float() * LOG2_E
-        # Named, because a job holds addresses: what they point to has to live until it is done.
-        job = self._job(call, kernel, (query, out, sinks))
-        kernel.run(job.data_ptr(), self._threads)
+        self._describe(call, kernel.form)
+        job, element = self._job, out.element_size()
+        job[Job.QUERY] = query.data_ptr()
+        job[Job.QUERY_ROW] = query.stride(1) * element
+        job[Job.QUERY_HEAD] = query.stride(0) * element
+        job[Job.OUT] = out.data_ptr()
+        job[Job.SINKS] = 0 if sinks is None else sinks.data_ptr()
+        kernel.code.run(ctypes.addressof(job), self._threads)
         return out
 
-    def _job(self, call: Call, kernel: Kernel, states: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-        query, out, sinks = states
-        memory, slot, scoring = self._backend.memory, self._backend.slots[call.layer], call.scoring
+    def _describe(self, call: Call, form: Form) -> None:
+        """Say in the job which layer it is, and what its rows see."""
+        memory, slot, scoring, job = self._backend.memory, self._backend.slots[call.layer], call.scoring, self._job
         element, base = memory.buffer.element_size(), memory.buffer.data_ptr()
-        strips = self._cut(kernel.form.positions)
-        fields = {
-            Job.NUM_STRIPS: strips.shape[0],
-            Job.STRIPS: strips.data_ptr(),
-            Job.TABLES: self._tables.data_ptr(),
-            Job.FIRST_KEYS: self._first(call.sight).data_ptr(),
-            Job.QUERY: query.data_ptr(),
-            Job.QUERY_ROW: query.stride(1) * element,
-            Job.QUERY_HEAD: query.stride(0) * element,
-            Job.OUT: out.data_ptr(),
-            Job.KEYS: base + memory.layout.keys[slot].offset * element,
-            Job.VALUES: base + memory.layout.values[slot].offset * element,
-            Job.SPAN: memory.block_bytes,
-            Job.SCRATCH: self._scratch.data_ptr(),
-            # Scores are powers of two to the kernel.
-            Job.SCALE: _bits(scoring.scaling * LOG2_E),
-            Job.CAP: _bits((scoring.softcap or 0.0) * LOG2_E),
-            Job.SINKS: 0 if sinks is None else sinks.data_ptr(),
-        }
-        return torch.tensor([fields.get(field, 0) for field in Job])
+        strips = self._cut(form.positions)
+        job[Job.NEXT] = job[Job.WORKERS] = 0
+        job[Job.NUM_STRIPS] = strips.shape[0]
+        job[Job.STRIPS] = strips.data_ptr()
+        job[Job.FIRST_KEYS] = self._first(call.sight).data_ptr()
+        job[Job.KEYS] = base + memory.layout.keys[slot].offset * element
+        job[Job.VALUES] = base + memory.layout.values[slot].offset * element
+        # Scores are powers of two to the kernel.
+        job[Job.SCALE] = _bits(scoring.scaling * LOG2_E)
+        job[Job.CAP] = _bits((scoring.softcap or 0.0) * LOG2_E)
 
     def _cut(self, most: int) -> Tensor:
         """int32 [n, 4], those that read most keys first: see `form.Job`."""

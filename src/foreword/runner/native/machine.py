@@ -40,8 +40,9 @@ def multiplies_tiles() -> bool:
 class Compiled:
     """A module's function `work(job)`, as machine code."""
 
-    def __init__(self, text: str) -> None:
-        """Compile. Takes some tenths of a second."""
+    def __init__(self, name: str, text: str) -> None:
+        """Compile. Takes some tenths of a second; `name` is for people."""
+        self.name = name
         llvm = _llvm()
         module = llvm.parse_assembly(text)
         module.verify()
@@ -53,6 +54,7 @@ class Compiled:
         self._engine.finalize_object()
         self._address = self._engine.get_function_address("work")
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self._brief = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._address)
 
     def run(self, job: int, threads: int) -> None:
         """Call it with the address of a job, on several threads at once; returns when all have returned."""
@@ -61,6 +63,10 @@ class Compiled:
             self._function(job)
         else:
             team(self._address, job, threads, 0)
+
+    def run_briefly(self, job: int) -> None:
+        """Call it on this thread alone, and let nobody else run Python meanwhile: for work that is over at once."""
+        self._brief(job)
 
 
 @cache

@@ -4,7 +4,6 @@ There are two ways with products: rows side by side, whose sums are kept in vect
 registers (Intel AMX), in bfloat16. In both a row's operations are its own.
 """
 
-import math
 from dataclasses import dataclass
 
 from foreword.runner.native.form import CHUNK, NOTHING, RISE, TILE_BYTES, TILE_ROWS, TILED_ROWS, VECTORS, Form, Scratch
@@ -18,13 +17,12 @@ from foreword.runner.native.writer import (
     I32,
     I64,
     LANES,
+    LOG2_E,
     POINTER,
     Value,
     Writer,
     ir,
 )
-
-LOG2_E = 1 / math.log(2)
 
 _SIDE_BY_SIDE = (6, 3, 2, 1)
 """Rows computed side by side, to use what was loaded more than once: as many as there are registers for."""
@@ -184,9 +182,7 @@ def _weigh(
     if seen is not None:
         scores = [b.select(own, score, w.floats(NOTHING)) for own, score in zip(seen, scores, strict=True)]
     highest = w.larger(w.larger(scores[0], scores[1]), w.larger(scores[2], scores[3]))
-    for size in (8, 4, 2, 1):
-        swapped = b.shuffle_vector(highest, highest, w.ints([lane ^ size for lane in range(LANES)]))
-        highest = w.larger(highest, swapped)
+    highest = w.across(highest, w.larger)
     found = b.extract_element(highest, ir.Constant(I32, 0))
     place = w.plus(w.times(row, 4), scratch.highest)
     before = w.load(F32, memory, place)

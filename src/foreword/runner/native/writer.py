@@ -6,7 +6,8 @@ vectors take several for each of ours.
 """
 
 import importlib
-from collections.abc import Generator, Sequence
+import math
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ class _BFloat(ir.Type):
 
 HALVES = ir.VectorType(_BFloat(), LANES)
 
+LOG2_E = 1 / math.log(2)
 EXP2 = (1.0, 0.6931471824645996, 0.24022646248340607, 0.0555032864, 0.00961848907, 0.00133999309, 0.000153458124)
 """Coefficients of a polynomial for 2^r, |r| <= 1/2, of least relative error: 2e-9 of its own, 8e-8 in float32."""
 EXP2_SHORT = (0.9999992847442627, 0.6931217908859253, 0.240247443318367, 0.05591785907745361, 0.009570101276040077)
@@ -123,6 +125,12 @@ class Writer:
     def larger(self, a: Value, b: Value) -> Value:
         """The larger in each lane; neither may be NaN."""
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
+
+    def across(self, x: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        """All lanes combined, in each lane: each with its opposite, halving four times."""
+        for size in (8, 4, 2, 1):
+            x = combine(x, self.b.shuffle_vector(x, x, self.ints([lane ^ size for lane in range(LANES)])))
+        return x
 
     @contextmanager
     def loop(self, start: Value, stop: Value, step: int = 1) -> Generator[Value]:
