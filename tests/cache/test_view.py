@@ -69,12 +69,12 @@ def test_no_portion_is_long_whatever_the_tree_looks_like(shape: str, order: str)
             run(cache, [*trunk[:i], *[9] * 9])
     walk = Walk(limit=50, order=order)  # pyright: ignore[reportArgumentType]
     spent = looked(cache, walk)
-    assert max(spent) <= PORTION + 4 < 1_000
+    assert max(spent) <= PORTION + 4 < 3_000
     assert len(walk.nodes) == (1 if shape == "one long prompt" else 50)
     assert walk.more == (shape != "one long prompt")
     if shape == "one long prompt":
         assert walk.nodes[0].num_blocks == 10_000
-        assert len(spent) > 10
+        assert len(spent) > 4
 
 
 def test_what_leaves_between_two_portions_is_left_out() -> None:

@@ -170,6 +170,28 @@ class BlockPool:
         line = self._line_of[block]
         return self.now if line is None else line.get(block, self.now)
 
+    def last_uses(self, blocks: Sequence[BlockId]) -> list[float]:
+        """The same of many."""
+        line_of, now = self._line_of, self.now
+        return [now if (line := line_of[block]) is None else line.get(block, now) for block in blocks]
+
+    def hits_of(self, blocks: Sequence[BlockId]) -> list[float]:
+        """How often each of these was matched."""
+        hits = self.hits
+        return [hits[block] for block in blocks]
+
+    def num_like(self, blocks: Sequence[BlockId], owner: str, pinned: bool, hits: int | None) -> int:
+        """How many of these, from the first one on, have this owner, are pinned or not, and have these hits, if any."""
+        shelf = self._shelves.get(owner)
+        pins = None if shelf is None else shelf.lines.get(PINNED)
+        owners, line_of, counts = self._owners, self._line_of, self.hits
+        for number, block in enumerate(blocks):
+            line = line_of[block]
+            is_pinned = line is not None and line is pins
+            if owners[block] != owner or is_pinned is not pinned or (hits is not None and counts[block] != hits):
+                return number
+        return len(blocks)
+
     def is_held(self, block: BlockId) -> bool:
         """Whether anybody holds it."""
         return self._holders[block] > 0

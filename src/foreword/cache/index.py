@@ -87,18 +87,27 @@ class PrefixIndex:
         """The published blocks that continue this hash (or root)."""
         return [child for _, child in self._children.get(name, ())]
 
-    def only_child(self, name: BlockHash) -> BlockHash | None:
-        """The published block that continues this hash (or root), if it is one and no more."""
-        siblings = self._children.get(name, ())
-        return siblings[0][1] if len(siblings) == 1 else None
+    def run(self, name: BlockHash, most: int) -> tuple[list[BlockHash], list[BlockId]]:
+        """The published blocks that continue this one, as long as one and no other does: at most so many."""
+        names, found = list[BlockHash](), list[BlockId]()
+        children, blocks = self._children, self._blocks
+        while len(found) < most:
+            siblings = children.get(name)
+            if siblings is None or len(siblings) != 1:
+                break
+            name = siblings[0][1]
+            names.append(name)
+            found.append(blocks[name])
+        return names, found
 
     def num_children(self, name: BlockHash) -> int:
         """How many published blocks continue this hash (or root)."""
         return len(self._children.get(name, ()))
 
-    def continued(self, name: BlockHash, start: int, stop: int) -> list[tuple[BlockHash, BlockId]]:
-        """Those from number `start` on and before `stop`, each with its hash."""
-        return [(child, self._blocks[child]) for _, child in self._children.get(name, ())[start:stop]]
+    def continued(self, name: BlockHash, start: int, stop: int) -> tuple[list[BlockHash], list[BlockId]]:
+        """Those from number `start` on and before `stop`."""
+        names = [child for _, child in self._children.get(name, ())[start:stop]]
+        return names, self.blocks(names)
 
     def nearest(self, parent: BlockHash, content: Content) -> tuple[BlockHash, int] | None:
         """Among the children of `parent` with equal extras, one that begins most like `content`, and the tokens shared.

@@ -3,9 +3,9 @@
 from array import array
 from collections.abc import Generator
 from dataclasses import dataclass
-from heapq import heappop, heappush, nlargest
+from heapq import heappop, heappush
 from itertools import count
-from typing import Literal
+from typing import Literal, TypeVar
 
 from foreword.base.ids import BlockHash, BlockId
 from foreword.cache.blocks import BlockPool
@@ -13,12 +13,12 @@ from foreword.cache.expiry import NEVER
 from foreword.cache.identity import PUBLIC
 from foreword.cache.index import PrefixIndex
 
+_T = TypeVar("_T")
 Order = Literal["used", "hits"]
 """Level by level and the most lately used first, or what was hit most often before all else."""
 
-PORTION = 800
-"""What is looked at in one go: about a millisecond. Children of a block count as one each, blocks of a run as two."""
-_RUN_BLOCK = 2
+PORTION = 1_500
+"""Blocks that are looked at in one go: about a millisecond."""
 _SHOWN_TOKENS = 32
 
 
@@ -130,22 +130,26 @@ class Walk:
         hits, last_used, held = pool.hits[block], pool.last_used(block), pool.is_held(block)
         owner, pinned = pool.owner_of(block), pool.is_pinned(block)
         last, num_blocks, tokens = first, 1, array("I", index.content(first).raw)
+        like = (owner, pinned, None if hidden else hits)
         while True:
-            self._spent += _RUN_BLOCK
-            if self._spent >= PORTION:
-                yield
-            children = None
-            name = index.only_child(last)
-            if name is None:
+            names, blocks = index.run(last, max(1, PORTION - self._spent))
+            same, children = pool.num_like(blocks, *like), None
+            self._spent += len(blocks) + 1
+            if not blocks:
                 # Others' blocks, which this view does not show, must not show by where a public run ends either.
                 children = yield from self._below(last, index, pool)
-                name = children.best[0][1] if children.num == 1 else None
-            block = None if name is None else index.find(name)
-            if name is None or block is None or not self._is_same(block, owner, pinned, hits, pool):
+                only = children.best[0][1] if children.num == 1 else None
+                block = None if only is None else index.find(only)
+                if only is not None and block is not None:
+                    names, same = [only], pool.num_like([block], *like)
+            for name in names[: min(same, _SHOWN_TOKENS - len(tokens))]:
+                tokens.frombytes(index.content(name).raw)
+            if same:
+                last, num_blocks = names[same - 1], num_blocks + same
+            if self._spent >= PORTION:
+                yield
+            if same == 0 or same < len(blocks):
                 break
-            last, num_blocks = name, num_blocks + 1
-            if len(tokens) < _SHOWN_TOKENS:
-                tokens.frombytes(index.content(last).raw)
         if children is None:
             children = yield from self._below(last, index, pool)
         self.nodes.append(
@@ -166,49 +170,41 @@ class Walk:
         )
         self._push(last, depth + 1, children)
 
-    def _is_same(self, block: BlockId, owner: str, pinned: bool, hits: int, pool: BlockPool) -> bool:
-        """Whether a block belongs to a run of this owner, pinned or not, and with these hits, as far as they show."""
-        same = pool.owner_of(block) == owner and pool.is_pinned(block) == pinned
-        return same and (self._hides(block, pool) or pool.hits[block] == hits)
-
     def _hides(self, block: BlockId, pool: BlockPool) -> bool:
         """Whether the use of a block, and with it the order among such blocks, is not this view's to show."""
         return self._owner not in (None, PUBLIC) and pool.owner_of(block) == PUBLIC
 
     def _below(self, name: BlockHash, index: PrefixIndex, pool: BlockPool) -> "Generator[None, None, _Below]":
         """What continues a block, the first in order first; under a tenant's eyes only what is its own or public."""
-        found = list[_Child]()
-        num, at, own = 0, 0, (self._owner, PUBLIC)
+        best, num, at, own = list[_Child](), 0, 0, (self._owner, PUBLIC)
         while at < index.num_children(name):
-            portion = index.continued(name, at, at + max(1, PORTION - self._spent))
-            for child, block in portion:
-                if self._owner is None:
-                    found.append((float(pool.hits[block]), pool.last_used(block), child))
-                elif pool.owner_of(block) in own:
-                    hidden = self._hides(block, pool)
-                    found.append(
-                        (pool.hits[block], pool.last_used(block), child) if not hidden else (NEVER, NEVER, child)
-                    )
-            at += len(portion)
-            self._spent += len(portion)
-            if len(found) > 2 * self._limit + PORTION:
-                num, found = num + len(found), self._first(found)
-                num -= len(found)
+            names, blocks = index.continued(name, at, at + max(1, PORTION - self._spent))
+            uses = zip(*self._ranked(pool.hits_of(blocks), pool.last_uses(blocks)), names, strict=True)
+            if self._owner is None:
+                found = list(uses)
+            else:
+                seen = ((use, block) for use, block in zip(uses, blocks, strict=True) if pool.owner_of(block) in own)
+                found = [(NEVER, NEVER, use[2]) if self._hides(block, pool) else use for use, block in seen]
+            at += len(blocks)
+            num += len(found)
+            self._spent += len(blocks)
+            best = self._first(best, found)
             if self._spent >= PORTION:
                 yield
-        num += len(found)
-        best = found if len(found) == 1 else self._first(found)
         if num > len(best):
             self.more = True
-        return _Below(num, [(of[0], of[2]) for of in best])
+        return _Below(num, [(self._ranked(*of[:2])[0], of[2]) for of in best])
 
-    def _first(self, found: list["_Child"]) -> list["_Child"]:
-        """As many as can be shown: the most lately used, or those with the most hits."""
-        return nlargest(self._limit, found, key=None if self._order == "hits" else _by_use)
+    def _first(self, best: list["_Child"], found: list["_Child"]) -> list["_Child"]:
+        """Of both as many as can be shown: the most lately used, or those with the most hits."""
+        if len(best) == self._limit:
+            worst = best[-1]
+            found = [child for child in found if child > worst]
+        return sorted(best + found, reverse=True)[: self._limit] if len(found) > 1 or best else found
 
-
-def _by_use(child: "_Child") -> tuple[float, float, BlockHash]:
-    return child[1], child[0], child[2]
+    def _ranked(self, hits: _T, used: _T) -> tuple[_T, _T]:
+        """Both, what the order goes by first; or the other way round."""
+        return (hits, used) if self._order == "hits" else (used, hits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +218,7 @@ class _Below:
 
 
 _Child = tuple[float, float, BlockHash]
-"""Hits, when it was last used, and its name."""
+"""Hits and when it was last used, what the order goes by first; and its name."""
 
 _Steps = Generator[None, None, None]
 """Stops after each portion."""
