@@ -19,7 +19,7 @@ def test_tools_that_the_template_does_not_write_are_refused_by_every_verb(llm: L
         with pytest.raises(RequestError, match="template does not write them") as caught:
             verb([HELLO], tools=TOOLS)
         assert caught.value.field == "tools"
-        with pytest.raises(RequestError, match="function.name") as caught:
+        with pytest.raises(RequestError, match=r"function\.name") as caught:
             verb([HELLO], tools=[{"type": "function", "function": {"name": "a b"}}])
         assert caught.value.field == "tools.0.function.name"
     assert llm.chat([HELLO], tools=[], max_tokens=1).tool_calls == ()
