@@ -17,6 +17,7 @@ from foreword.schedule.admission import Limits
 from foreword.schedule.plan import Outcome, PromptTokens, Sample, StepStats, TokenEvent
 from foreword.server import KeyFile, mark_heads, read_heads
 from foreword.server.auth import change_keys, new_key
+from foreword.server.warmup import read_warm
 from tests.server.fakes import BOUNDS, LIVE, FakeAnswer, FakeFront, FakeOperator, World
 from tests.telemetry.test_metrics import first, usage
 
@@ -360,6 +361,8 @@ def test_a_file_of_public_heads(tmp_path: Path) -> None:
         ("[{}]", "0: give one of prompt, messages"),
         ('[{"prompt": "x", "remove": true}]', "nothing to remove"),
         ('[{"messages": [{"role": "owner", "content": "x"}]}]', "owner"),
+        ('[{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}]', "tools.0.type is missing"),
+        ('[{"messages": [{"role": "tool", "content": "x"}]}]', "tool_call_id is missing"),
     ],
 )
 def test_a_file_of_public_heads_that_makes_no_sense(tmp_path: Path, text: str, message: str) -> None:
@@ -369,6 +372,24 @@ def test_a_file_of_public_heads_that_makes_no_sense(tmp_path: Path, text: str, m
         read_heads(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_heads(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[{}]", "give one of prompt, ids, messages"),
+        ('[{"prompt": "x"}, {"messages": [{"role": "user"}]}]', "prompt 1: messages.0.content is missing"),
+        ('[{"messages": [{"role": "user", "content": "x"}], "tools": [5]}]', "prompt 0: tools.0 is int"),
+        ('[{"prompt": "x", "tenant": "red"}]', "prompt 0 is for tenant red"),
+    ],
+)
+def test_a_warm_file_that_makes_no_sense(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "warm.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_warm(path, None)
+    path.write_text('[{"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}]')
+    assert [type(form.source()) for form in read_warm(path, None)] == [str, Conversation]
 
 
 async def test_a_tenant_acts_on_its_own_and_an_admin_on_any(

@@ -21,7 +21,10 @@ def read_heads(path: str | Path) -> tuple[Head, ...]:
         raise ConfigError(f"public_heads: {path}: {refusal_of_validation(error).message}") from None
     if any(form.remove for form in forms):
         raise ConfigError(f"public_heads: {path}: there is nothing to remove at the start")
-    return tuple(form.head() for form in forms)
+    try:
+        return tuple(form.head() for form in forms)
+    except RequestError as error:
+        raise ConfigError(f"public_heads: {path}: {error.message}") from None
 
 
 def mark_heads(operator: Operator, heads: Sequence[Head]) -> None:

@@ -7,7 +7,7 @@ from threading import Thread
 
 from pydantic import TypeAdapter, ValidationError
 
-from foreword.base.errors import ConfigError, ForewordError
+from foreword.base.errors import ConfigError, ForewordError, RequestError
 from foreword.cache.identity import Tenant
 from foreword.front.ask import SOMEBODY, Caller
 from foreword.front.keeper import Keeper
@@ -27,6 +27,10 @@ def read_warm(path: str | Path, keys: KeyFile | None) -> tuple[WarmRequest, ...]
     except ValidationError as error:
         raise ConfigError(f"warm: {path}: {refusal_of_validation(error).message}") from None
     for place, form in enumerate(forms):
+        try:
+            form.ask()
+        except RequestError as error:
+            raise ConfigError(f"warm: {path}: prompt {place}: {error.message}") from None
         if form.tenant is not None and (keys is None or form.tenant not in keys.keys.tenants):
             raise ConfigError(
                 f"warm: {path}: prompt {place} is for tenant {form.tenant}, and there is none of that name"
