@@ -99,7 +99,9 @@ class _Worker:
         chunk = w.number(CHUNK)
         with w.loop(w.b.mul(w.b.sdiv(self.first_key, chunk), chunk), self.end, CHUNK) as base:
             with w.loop(w.number(0), w.number(VECTORS)) as vector:
-                self._lay_out(vector, w.b.add(base, w.times(vector, LANES)))
+                key = w.b.add(base, w.times(vector, LANES))
+                self._fetch(w.plus(key, CHUNK))
+                self._lay_out(vector, key)
             if form.tiles:
                 with w.loop(w.number(0), rows, TILED_ROWS) as row:
                     left, full = w.b.sub(rows, row), w.number(TILED_ROWS)
@@ -181,20 +183,32 @@ class _Worker:
         w, form = self.w, self.form
         with w.b.if_else(w.b.icmp_signed("<", key, self.end)) as (there, beyond):
             with there:
-                entry = w.b.add(self.table, w.b.sdiv(key, w.number(form.block_size)))
-                block = w.b.sext(w.load(I32, self._pointer(Job.TABLES), w.times(entry, 4)), I64)
-                block = w.b.mul(block, self._field(Job.SPAN))
-                inside = w.b.srem(key, w.number(form.block_size))
-                token = w.b.add(w.times(self.head, form.block_size), inside)
-                self._lay_out_keys(vector, self._vectors(Job.KEYS, block, token, form.key_dim))
-                self._lay_out_values(vector, key, self._vectors(Job.VALUES, block, token, form.value_dim))
+                keys, values = self._places(key)
+                self._lay_out_keys(vector, keys)
+                self._lay_out_values(vector, key, values)
             with beyond, w.loop(w.number(0), w.number(form.terms // VECTORS)) as term:
                 for column in range(0, form.value_dim, LANES):
                     w.store(w.ints([0] * LANES), self.memory, self._value_place(vector, term, column))
 
-    def _vectors(self, field: Job, block: Value, token: Value, dim: int) -> Value:
-        distance = self.w.times(token, dim * self.form.element)
-        return self.w.at(self._pointer(field), self.w.b.add(block, distance))
+    def _fetch(self, key: Value) -> None:
+        """Ask memory for 16 keys and values, from position `key` on: blocks lie apart, and nobody guesses the next one."""
+        w, form = self.w, self.form
+        with w.b.if_then(w.b.icmp_signed("<", key, self.end)):
+            for place, dim in zip(self._places(key), (form.key_dim, form.value_dim), strict=True):
+                for line in range(0, LANES * dim * form.element, 64):
+                    w.fetch(place, line)
+
+    def _places(self, key: Value) -> tuple[Value, Value]:
+        """Where 16 keys and values lie, from position `key` on."""
+        w, form = self.w, self.form
+        entry = w.b.add(self.table, w.b.sdiv(key, w.number(form.block_size)))
+        block = w.b.sext(w.load(I32, self._pointer(Job.TABLES), w.times(entry, 4)), I64)
+        block = w.b.mul(block, self._field(Job.SPAN))
+        inside = w.b.srem(key, w.number(form.block_size))
+        token = w.b.add(w.times(self.head, form.block_size), inside)
+        distances = (w.times(token, dim * form.element) for dim in (form.key_dim, form.value_dim))
+        keys, values = (w.b.add(block, distance) for distance in distances)
+        return w.at(self._pointer(Job.KEYS), keys), w.at(self._pointer(Job.VALUES), values)
 
     def _lay_out_keys(self, vector: Value, keys: Value) -> None:
         w, form = self.w, self.form
