@@ -53,5 +53,5 @@ def test_recorded_steps_answer_as_usual_ones() -> None:
     for _ in range(2):
         desk = Desk(runner)
         answers.append(desk.answer([desk.open(prompt, room=8) for prompt in prompts], 6))
-        runner._record(None)
+        runner.record(None)
     assert answers[0] == answers[1]

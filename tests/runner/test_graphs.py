@@ -21,6 +21,8 @@ from tests.runner.paged import DEVICE
 class Tape:
     """Records by remembering what to do; doing it again reads the same buffers."""
 
+    extents = ladder()
+
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
         self.breaks = False
@@ -81,7 +83,7 @@ def recording() -> tuple[ModelRunner, Tape]:
     runner._backend = TritonBackend(ground, runner.memory, least_saved=64)
     runner._backend.num_programs = 1
     tape = Tape()
-    runner._record(tape)
+    runner.record(tape)
     return runner, tape
 
 
@@ -123,8 +125,3 @@ def test_what_cannot_be_recorded_runs_as_usual(
         "steps of 16 rows cannot be recorded and run one launch at a time",
         "steps of 1 rows cannot be recorded and run one launch at a time",
     ]
-
-
-def test_nothing_is_recorded_on_a_cpu() -> None:
-    runner = runner_around(build(CONFIGS["llama"]()))
-    assert (runner._graphs is None) is (DEVICE.type == "cpu")

@@ -128,12 +128,12 @@ def test_a_model_of_odd_shapes_is_mixed() -> None:
     assert (TiledLinear in kinds) == HAS_TILES
 
 
-def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    runs: list[int] = []
+def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    runs: list[str] = []
     run = machine.Compiled.run
 
-    def noted(self: machine.Compiled, job: int, threads: int) -> None:
-        runs.append(job)
+    def noted(self: machine.Compiled, job: machine.Job, threads: int) -> None:
+        runs.append(self.name)
         run(self, job, threads)
 
     monkeypatch.setattr(machine.Compiled, "run", noted)

@@ -41,13 +41,18 @@ class Recorded(Protocol):
 class Recorder(Protocol):
     """Records what a device does."""
 
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Sizes worth recording, those that hold less first."""
+        ...
+
     def record(self, work: Callable[[], Tensor]) -> Recorded:
         """Run `work` once for practice and once for the record. Raises RuntimeError when it cannot be recorded."""
         ...
 
 
 def ladder() -> tuple[Extent, ...]:
-    """All sizes, those that hold less first."""
+    """Sizes for a card, those that hold less first."""
     decodes = (
         Extent(rows=rows, segments=rows, longest=1, shared=shared)
         for rows in _DECODES
@@ -96,11 +101,12 @@ class Graphs:
     """Owner of the frames of one model on one device."""
 
     def __init__(self, forward: Forward, backend: Backend, recorder: Recorder, device: torch.device) -> None:
+        """Take what computes a step, what attends, what records, and where."""
         self._forward = forward
         self._backend = backend
         self._recorder = recorder
         self._device = device
-        self._extents = ladder()
+        self._extents = recorder.extents
         self._frames: dict[Extent, _Frame | None] = {}
 
     def run(self, batch: Batch) -> Tensor | None:
@@ -145,6 +151,8 @@ class Graphs:
 
 class CudaRecorder:
     """Records with CUDA graphs, which share one pool of memory: they never run at the same time."""
+
+    extents = ladder()
 
     def __init__(self) -> None:
         self._cuda = cast(Any, torch.cuda)

@@ -22,6 +22,7 @@ from foreword.runner.attention.choice import choose
 from foreword.runner.attention.interface import attend
 from foreword.runner.embedded import Progress, cache_folder, embedded, materialise, silent
 from foreword.runner.fingerprint import ingredients, stamps
+from foreword.runner.graphs import CudaRecorder, Recorder
 from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import lay_out
 from foreword.runner.memory import KVMemory, count_blocks
@@ -29,9 +30,12 @@ from foreword.runner.plain import PlainRunner
 from foreword.runner.products import PLAIN, listen, take_over
 from foreword.runner.runner import ModelCard, ModelRunner
 from foreword.runner.survey import survey
+from foreword.runner.tape import TapeRecorder
 from foreword.runner.trial import try_out, try_out_plain
 
 _log = logging.getLogger(__name__)
+_RECORDED_BYTES = 2**30
+"""Of a model's weights on a CPU; what a recorded step writes on its way is kept, and grows with them."""
 _R = TypeVar("_R", ModelRunner, PlainRunner)
 
 
@@ -164,9 +168,17 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
         max_context=library.max_positions(library.config_of(model)),
         flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
     )
-    runner = ModelRunner(model, card, memory, backend, products.room)
+    runner = ModelRunner(model, card, memory, backend, room=products.room, recorder=_recorder(model))
     try_out(runner, model)
     return runner
+
+
+def _recorder(model: nn.Module) -> Recorder | None:
+    """What records small steps; None for a large model on a CPU, whose steps take long beside Python's part of them."""
+    if next(model.parameters()).device.type == "cuda":
+        return CudaRecorder()
+    small = sum(parameter.nbytes for parameter in model.parameters()) <= _RECORDED_BYTES
+    return TapeRecorder() if small else None
 
 
 def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:

@@ -120,7 +120,7 @@ class Laid:
         self._given: Tensor | None = None
         self._results: list[Tensor | None] = []
         self._run = _kernel().run
-        self._job = (ctypes.c_int64 * len(Job))()
+        self._job = machine.new_job(Job)
         self._job[Job.STRIP] = self._strip
         self._job[Job.BLOCKS] = blocks
         self._job[Job.STEPS] = steps
@@ -154,7 +154,7 @@ class Laid:
         job[Job.X] = x.data_ptr()
         job[Job.OUT] = out.data_ptr()
         job[Job.TILES] = _shapes(min(rows, product.TILE_ROWS))[1]
-        self._run(ctypes.addressof(job), torch.get_num_threads())
+        self._run(job, torch.get_num_threads())
         parts = torch.split_with_sizes(out, [rows * columns for columns in self.columns])
         return [part.view(*shape, columns) for part, columns in zip(parts, self.columns, strict=True)]
 

@@ -4,7 +4,6 @@ The library's code stays the definition: what one of its modules or functions do
 numbers, and what no kernel does in the same way stays as it is.
 """
 
-import ctypes
 import inspect
 import struct
 from collections.abc import Callable, Mapping
@@ -129,9 +128,8 @@ class Work:
     """A kernel and the job that it is given."""
 
     def __init__(self, form: Form) -> None:
-        self.job = (ctypes.c_int64 * len(Job))()
+        self.job = machine.new_job(Job)
         self._code = _kernel(form)
-        self._address = ctypes.addressof(self.job)
 
     def run(self, extent: tuple[int, int, int], x: Tensor, out: Tensor, x_row: int) -> None:
         """Do it for so many rows of so many numbers, of which a row of `out` has a multiple.
@@ -147,10 +145,7 @@ class Work:
         job[Job.X] = x.data_ptr()
         job[Job.X_ROW] = x_row
         job[Job.OUT] = out.data_ptr()
-        if rows * size * multiple > _ALONE_NUMBERS:
-            self._code.run(self._address, torch.get_num_threads())
-        else:
-            self._code.run_briefly(self._address)
+        self._code.run(job, torch.get_num_threads() if rows * size * multiple > _ALONE_NUMBERS else 0)
 
 
 class _Asked:

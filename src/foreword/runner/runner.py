@@ -17,7 +17,7 @@ from foreword.runner.attention.call import Step
 from foreword.runner.attention.interface import STEP_ARGUMENT
 from foreword.runner.batch import Batch, build
 from foreword.runner.copies import apply_copies, compare_blocks
-from foreword.runner.graphs import CudaRecorder, Graphs, Recorder
+from foreword.runner.graphs import Graphs, Recorder
 from foreword.runner.memory import KVMemory
 from foreword.runner.sampler import sample
 from foreword.schedule.plan import Chunk, Plan, StepResult
@@ -60,9 +60,19 @@ class ModelRunner:
     """Implements `engine.sockets.Runner`."""
 
     def __init__(
-        self, model: nn.Module, card: ModelCard, memory: KVMemory, backend: Backend, room: Callable[[int], int] = int
+        self,
+        model: nn.Module,
+        card: ModelCard,
+        memory: KVMemory,
+        backend: Backend,
+        *,
+        room: Callable[[int], int] = int,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`backend` reads and writes `memory`; `room` says what a step of so many rows is padded to."""
+        """`backend` reads and writes `memory`; `room` says what a step of so many rows is padded to.
+
+        With a recorder small steps are recorded and replayed.
+        """
         self._model = model
         self._room = room
         self.card = card
@@ -70,8 +80,7 @@ class ModelRunner:
         self._backend = backend
         self._keeps_rows = library.forward_takes(type(model), "logits_to_keep")
         self._last: OrderedDict[RequestId, int] = OrderedDict()
-        self._graphs: Graphs | None = None
-        self._record(CudaRecorder() if memory.buffer.device.type == "cuda" else None)
+        self.record(recorder)
         self.load_again: Callable[[], ModelRunner] | None = None
         """Loads the same place once more, over a small memory of its own. None: it was made of a model in memory."""
 
@@ -128,9 +137,14 @@ class ModelRunner:
         self._model, self._backend = fresh._model, fresh._backend.over(ours)  # noqa: SLF001  one of our own kind
         self.card, self._keeps_rows, self._room = fresh.card, fresh._keeps_rows, fresh._room  # noqa: SLF001
         self._last.clear()
-        if self._graphs is not None:
-            self._record(CudaRecorder())  # what was recorded reads the old weights
+        self.record(self._recorder)  # what was recorded reads the old weights
         return self.ingredients
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Forget what was recorded, and record small steps with this from now on; None: no longer."""
+        device = self.memory.buffer.device
+        self._recorder = recorder
+        self._graphs = None if recorder is None else Graphs(self._compute, self._backend, recorder, device)
 
     def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
         """See `engine.sockets.Runner`."""
@@ -158,11 +172,6 @@ class ModelRunner:
             arguments["logits_to_keep"] = wanted
         logits = library.forward(self._model, ids, positions, **arguments)
         return logits if self._keeps_rows else logits.index_select(0, wanted)
-
-    def _record(self, recorder: Recorder | None) -> None:
-        """Run small steps as recorded graphs from now on; None: no longer."""
-        device = self.memory.buffer.device
-        self._graphs = None if recorder is None else Graphs(self._compute, self._backend, recorder, device)
 
     def _fill_in(self, chunk: Chunk) -> tuple[int, ...]:
         """The chunk's ids with what was drawn last in the place of a pending one."""

@@ -3,25 +3,26 @@
 It reads keys and values where they lie, through the block table, so nothing is gathered, padded or masked by torch.
 """
 
-import ctypes
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from foreword.runner.attention.backend import Extent, Fixed, Ground
-from foreword.runner.attention.call import Call, LayerFacts, Sight
-from foreword.runner.attention.store import Store
+from foreword.runner.attention.call import Call, LayerFacts
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
-from foreword.runner.native import machine
+from foreword.runner.native import machine, store
 from foreword.runner.native.form import Form, Job, Scratch
+from foreword.runner.native.machine import new_job
 from foreword.runner.native.paged import write
 from foreword.runner.native.writer import LANES, LOG2_E
 
 _DTYPES = (torch.bfloat16, torch.float32)
+_FIXED_BLOCKS = 2**15
+"""Entries of all block tables of a step that is recorded; a step with more is computed as usual."""
 
 
 def obstacle(ground: Ground) -> str | None:
@@ -44,9 +45,9 @@ def obstacle(ground: Ground) -> str | None:
 
 
 def make(ground: Ground) -> "LlvmBackend":
-    """Compile a kernel for each kind of layer."""
+    """Compile kernels for each kind of layer."""
     forms = {fact.layer: _form(fact, ground.memory) for fact in ground.facts}
-    return LlvmBackend(ground.memory, ground.slots, {layer: _kernel(form) for layer, form in forms.items()})
+    return LlvmBackend(ground, ground.memory, {layer: _kernel(form) for layer, form in forms.items()})
 
 
 class Kernel:
@@ -55,7 +56,8 @@ class Kernel:
     def __init__(self, form: Form) -> None:
         self.form = form
         self.scratch_bytes = Scratch(form).size
-        self.code = machine.Compiled("attention", write(form))
+        self.attend = machine.Compiled("attention", write(form))
+        self.store = _store(form)
 
 
 class LlvmBackend:
@@ -64,103 +66,159 @@ class LlvmBackend:
     name = "llvm"
     exact = True
 
-    def __init__(self, memory: KVMemory, slots: Mapping[int, int], kernels: Mapping[int, Kernel]) -> None:
-        """Take both maps by the library's index of a layer."""
+    def __init__(self, ground: Ground, memory: KVMemory, kernels: Mapping[int, Kernel]) -> None:
+        """Take `kernels` by the library's index of a layer; `memory` stands in for the one that `ground` names."""
+        self.ground = ground
         self.memory = memory
-        self.slots = slots
+        self.slots = ground.slots
         self.kernels = kernels
+        self.sights = tuple({fact.sight for fact in ground.facts})
+        self.positions = tuple({kernel.form.positions for kernel in kernels.values()})
+        """Most rows of a strip, over all kernels."""
         tiles = any(kernel.form.tiles for kernel in kernels.values())
         self.ingredient = f"llvm, {'tiles' if tiles else 'single'} 2"
 
     def begin(self, segments: tuple[Segment, ...], total: int) -> "LlvmStep":
         """Start a step of `total` rows: those of the segments, in order, then padding."""
-        return LlvmStep(self, segments, total)
+        step = LlvmStep(self, total, len(segments), sum(len(segment.blocks) for segment in segments))
+        step.refill(segments)
+        return step
 
     def fixed(self, extent: Extent) -> Fixed | None:
-        """None: recording is for a card."""
-        del extent
+        """A step for all steps up to a size. None where sharing is asked for: rows attend for themselves here."""
+        return None if extent.shared else LlvmStep(self, extent.rows, extent.segments, _FIXED_BLOCKS)
 
     def over(self, memory: KVMemory) -> "LlvmBackend":
         """The same over another memory of the same layout."""
-        return LlvmBackend(memory, self.slots, self.kernels)
+        return LlvmBackend(self.ground, memory, self.kernels)
 
 
 class LlvmStep:
-    """One step's work; made once, used by every layer."""
+    """One step's work, used by every layer; another step's can be put in its place. See `backend.Fixed`."""
 
-    def __init__(self, backend: LlvmBackend, segments: tuple[Segment, ...], total: int) -> None:
+    def __init__(self, backend: LlvmBackend, rows: int, segments: int, blocks: int) -> None:
+        """Make room for so many rows, segments, and blocks in all their tables."""
         self._backend = backend
-        self._segments = segments
-        self._total = total
-        self._store = Store(backend.memory, segments)
-        self._tables = _ints([block for segment in segments for block in segment.blocks])
-        self._strips: dict[int, Tensor] = {}
-        self._first_keys: dict[Sight, Tensor] = {}
+        self._rows = rows
+        self._used = 0
         self._threads = torch.get_num_threads()
+        self._tables = torch.zeros(blocks, dtype=torch.int32)
+        self._slots = torch.full((rows,), -1)
+        self._strips = {most: torch.zeros(rows // most + segments, 4, dtype=torch.int32) for most in backend.positions}
+        self._first_keys = {sight: torch.zeros(rows, dtype=torch.int32) for sight in backend.sights}
         largest = max(kernel.scratch_bytes for kernel in backend.kernels.values())
         self._scratch = torch.empty(self._threads * largest, dtype=torch.uint8)
-        self._job = (ctypes.c_int64 * len(Job))()
+        self._job = new_job(Job)
         self._job[Job.TABLES] = self._tables.data_ptr()
         self._job[Job.SPAN] = backend.memory.block_bytes
         self._job[Job.SCRATCH] = self._scratch.data_ptr()
+        self._store = new_job(store.Job)
+        self._store[store.Job.ROWS] = rows
+        self._store[store.Job.SLOTS] = self._slots.data_ptr()
+        self._store[store.Job.SPAN] = backend.memory.block_bytes
+
+    def refill(self, segments: tuple[Segment, ...]) -> bool:
+        """See `backend.Fixed`."""
+        size = self._backend.memory.layout.block_size
+        slots = [slot for segment in segments for slot in segment.slots(size)]
+        tables = [block for segment in segments for block in segment.blocks]
+        strips = {most: _cut(segments, most) for most in self._strips}
+        if len(slots) > self._rows or len(tables) > len(self._tables):
+            return False
+        if any(len(cut) > len(self._strips[most]) for most, cut in strips.items()):
+            return False
+        self._used = len(slots)
+        _put(self._slots, slots, -1)
+        self._tables[: len(tables)] = torch.tensor(tables, dtype=torch.int32)
+        for most, cut in strips.items():
+            _put(self._strips[most], cut, 0)
+        positions = [segment.start + i for segment in segments for i in range(segment.count)]
+        for sight, first_keys in self._first_keys.items():
+            _put(first_keys, [sight.first_key(position) for position in positions], 0)
+        return True
 
     def attend(self, call: Call) -> Tensor:
         """See `call.Step`."""
-        kernel, num_rows = self._backend.kernels[call.layer], self._store.num_rows
-        self._store.write(self._backend.slots[call.layer], call.shape, call)
-        out = call.value.new_empty(self._total, call.query.shape[0], call.shape.value_dim)
-        if self._total > num_rows:
-            out[num_rows:] = 0
-        query = call.query if call.query.stride(2) == 1 else call.query.contiguous()
+        kernel, element = self._backend.kernels[call.layer], call.value.element_size()
+        query, key, value = (_near(states) for states in (call.query, call.key, call.value))
+        out = value.new_empty(self._rows, query.shape[0], value.shape[2])
+        if self._rows > self._used:
+            out[self._used :] = 0
         sinks = None if call.scoring.sinks is None else call.scoring.sinks.float() * LOG2_E
         self._describe(call, kernel.form)
-        job, element = self._job, out.element_size()
+        self._put_away(kernel, key, value)
+        job = self._job
         job[Job.QUERY] = query.data_ptr()
         job[Job.QUERY_ROW] = query.stride(1) * element
         job[Job.QUERY_HEAD] = query.stride(0) * element
         job[Job.OUT] = out.data_ptr()
         job[Job.SINKS] = 0 if sinks is None else sinks.data_ptr()
-        kernel.code.run(ctypes.addressof(job), self._threads)
+        kernel.attend.run(job, self._threads)
         return out
 
     def _describe(self, call: Call, form: Form) -> None:
-        """Say in the job which layer it is, and what its rows see."""
+        """Say in both jobs which layer it is, and what its rows see."""
         memory, slot, scoring, job = self._backend.memory, self._backend.slots[call.layer], call.scoring, self._job
         element, base = memory.buffer.element_size(), memory.buffer.data_ptr()
-        strips = self._cut(form.positions)
-        job[Job.NEXT] = job[Job.WORKERS] = 0
+        strips = self._strips[form.positions]
+        job[Job.NEXT] = job[Job.WORKERS] = self._store[store.Job.NEXT] = 0
         job[Job.NUM_STRIPS] = strips.shape[0]
         job[Job.STRIPS] = strips.data_ptr()
-        job[Job.FIRST_KEYS] = self._first(call.sight).data_ptr()
-        job[Job.KEYS] = base + memory.layout.keys[slot].offset * element
-        job[Job.VALUES] = base + memory.layout.values[slot].offset * element
+        job[Job.FIRST_KEYS] = self._first_keys[call.sight].data_ptr()
+        job[Job.KEYS] = self._store[store.Job.KEYS] = base + memory.layout.keys[slot].offset * element
+        job[Job.VALUES] = self._store[store.Job.VALUES] = base + memory.layout.values[slot].offset * element
         # Scores are powers of two to the kernel.
         job[Job.SCALE] = _bits(scoring.scaling * LOG2_E)
         job[Job.CAP] = _bits((scoring.softcap or 0.0) * LOG2_E)
 
-    def _cut(self, most: int) -> Tensor:
-        """int32 [n, 4], those that read most keys first: see `form.Job`."""
-        found = self._strips.get(most)
-        if found is None:
-            strips: list[tuple[int, int, int, int]] = []
-            table = 0
-            for segment in self._segments:
-                for done in range(0, segment.count, most):
-                    count = min(most, segment.count - done)
-                    strips.append((segment.row + done, segment.start + done, count, table))
-                table += len(segment.blocks)
-            strips.sort(key=lambda strip: -strip[2] * (strip[1] + strip[2]))
-            found = self._strips[most] = _ints(strips)
-        return found
+    def _put_away(self, kernel: Kernel, key: Tensor, value: Tensor) -> None:
+        job, element = self._store, key.element_size()
+        job[store.Job.KEY] = key.data_ptr()
+        job[store.Job.KEY_ROW] = key.stride(1) * element
+        job[store.Job.KEY_HEAD] = key.stride(0) * element
+        job[store.Job.VALUE] = value.data_ptr()
+        job[store.Job.VALUE_ROW] = value.stride(1) * element
+        job[store.Job.VALUE_HEAD] = value.stride(0) * element
+        kernel.store.run(job, self._threads if self._rows > store.STRIP else 0)
 
-    def _first(self, sight: Sight) -> Tensor:
-        """int32 [rows]: the earliest position that each row sees."""
-        found = self._first_keys.get(sight)
-        if found is None:
-            segments = self._segments
-            positions = (s.start + i for s in segments for i in range(s.count))
-            found = self._first_keys[sight] = _ints([sight.first_key(position) for position in positions])
-        return found
+
+def _cut(segments: Sequence[Segment], most: int) -> list[tuple[int, int, int, int]]:
+    """Strips of `most` rows, those that read most keys first: see `form.Job`."""
+    strips: list[tuple[int, int, int, int]] = []
+    table = 0
+    for segment in segments:
+        for done in range(0, segment.count, most):
+            count = min(most, segment.count - done)
+            strips.append((segment.row + done, segment.start + done, count, table))
+        table += len(segment.blocks)
+    strips.sort(key=lambda strip: -strip[2] * (strip[1] + strip[2]))
+    return strips
+
+
+def _put(numbers: Tensor, values: Sequence[int] | Sequence[tuple[int, ...]], nothing: int) -> None:
+    """Write values into the front of a tensor, and `nothing` into what is left of it."""
+    numbers[: len(values)] = torch.tensor(values, dtype=numbers.dtype)
+    numbers[len(values) :] = nothing
+
+
+def _near(states: Tensor) -> Tensor:
+    """The same with the numbers of a vector side by side."""
+    return states if states.stride(2) == 1 else states.contiguous()
+
+
+def _store(form: Form) -> machine.Compiled:
+    """Layers that store alike have one kernel."""
+    element = 2 if form.half else 4
+    key_bytes, value_bytes = form.key_dim * element, form.value_dim * element
+    return _store_code(
+        store.Form(kv_heads=form.kv_heads, key_bytes=key_bytes, value_bytes=value_bytes, block_size=form.block_size)
+    )
+
+
+@cache
+def _store_code(form: store.Form) -> machine.Compiled:
+    """Compiled once in a process."""
+    return machine.Compiled("store", store.write(form))
 
 
 @cache
@@ -182,10 +240,6 @@ def _form(fact: LayerFacts, memory: KVMemory) -> Form:
         capped=fact.scoring.softcap is not None,
         sinks=fact.scoring.sinks is not None,
     )
-
-
-def _ints(values: list[int] | list[tuple[int, int, int, int]]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def _bits(value: float) -> int:

@@ -3,12 +3,19 @@
 import ctypes
 import importlib
 import sys
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage]  nothing public says who listens
+)
 
+Job = ctypes.Array[ctypes.c_int64]
+"""What a kernel is given: integers and addresses."""
 _ARCH_PRCTL, _ASK_FOR_FEATURE, _TILE_DATA = 158, 0x1023, 18
 """Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
 
@@ -37,6 +44,14 @@ def multiplies_tiles() -> bool:
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_FEATURE, _TILE_DATA) == 0
 
 
+class Witness(TorchDispatchMode):
+    """Whoever is told of each launch in its thread before it takes place, beside each operation of torch."""
+
+    def launched(self, code: "Compiled", job: Job, threads: int) -> None:
+        """Take note of what is to run, and of the job as it is before."""
+        raise NotImplementedError
+
+
 class Compiled:
     """A module's function `work(job)`, as machine code."""
 
@@ -53,20 +68,29 @@ class Compiled:
         self._engine = llvm.create_mcjit_compiler(module, target)
         self._engine.finalize_object()
         self._address = self._engine.get_function_address("work")
-        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._brief = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._address)
 
-    def run(self, job: int, threads: int) -> None:
-        """Call it with the address of a job, on several threads at once; returns when all have returned."""
-        team = _team()
-        if threads == 1 or team is None:
-            self._function(job)
-        else:
-            team(self._address, job, threads, 0)
+    def run(self, job: Job, threads: int) -> None:
+        """Call it on several threads at once; returns when all have returned.
 
-    def run_briefly(self, job: int) -> None:
-        """Call it on this thread alone, and let nobody else run Python meanwhile: for work that is over at once."""
-        self._brief(job)
+        0 threads: on this one alone, and nobody else runs Python meanwhile, for work that is over at once.
+        """
+        witness = _get_current_dispatch_mode()
+        if isinstance(witness, Witness):
+            witness.launched(self, job, threads)
+        team = _team()
+        if threads == 0:
+            self._brief(ctypes.addressof(job))
+        elif threads == 1 or team is None:
+            self._alone(ctypes.addressof(job))
+        else:
+            team(self._address, ctypes.addressof(job), threads, 0)
+
+
+def new_job(fields: type[IntEnum]) -> Job:
+    """An empty job with these fields."""
+    return (ctypes.c_int64 * len(fields))()
 
 
 @cache

@@ -191,7 +191,7 @@ class _Worker:
                     w.store(w.ints([0] * LANES), self.memory, self._value_place(vector, term, column))
 
     def _fetch(self, key: Value) -> None:
-        """Ask memory for 16 keys and values, from position `key` on: blocks lie apart, and nobody guesses the next one."""
+        """Ask memory for 16 keys and values, from position `key` on: blocks lie apart, so nobody guesses the next."""
         w, form = self.w, self.form
         with w.b.if_then(w.b.icmp_signed("<", key, self.end)):
             for place, dim in zip(self._places(key), (form.key_dim, form.value_dim), strict=True):
