@@ -86,5 +86,6 @@ def test_the_same_plan_draws_the_same(runner: ModelRunner) -> None:
 
 
 def test_a_plan_out_of_memory_raises(runner: ModelRunner) -> None:
-    with pytest.raises(IndexError):
-        runner.execute(Plan(1, (chunk("a", 0, 5, first_block=99),)))
+    for block in (99, runner.num_blocks, -1):
+        with pytest.raises(IndexError):
+            runner.execute(Plan(1, (chunk("a", 0, 5, first_block=block),)))

@@ -107,16 +107,20 @@ class Laid:
     """Weights of one or more linear layers, laid out for the kernel as one."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        weight = torch.cat([linear.weight.detach() for linear in linears])
         self.columns = [linear.out_features for linear in linears]
-        blocks, steps = weight.shape[0] // COLUMNS, weight.shape[1] // STEP
-        tiles = weight.view(blocks, 2, COLUMNS // 2, steps, STEP // 2, 2)
-        self._weight = tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
+        inputs = linears[0].in_features
+        blocks, steps = sum(self.columns) // COLUMNS, inputs // STEP
+        self._weight = linears[0].weight.new_empty(blocks, steps, 2, STEP // 2, COLUMNS // 2, 2)
+        place = 0
+        for linear in linears:
+            tiles = linear.weight.detach().view(-1, 2, COLUMNS // 2, steps, STEP // 2, 2)
+            self._weight[place : place + tiles.shape[0]] = tiles.permute(0, 3, 1, 4, 2, 5)
+            place += tiles.shape[0]
         self._bias = torch.cat([_bias(linear) for linear in linears])
         starts = [sum(self.columns[:i]) for i in range(len(linears))]
         parts = [part for part in zip(starts, self.columns, strict=True) for _ in range(part[1] // COLUMNS)]
         self._parts = torch.tensor(parts, dtype=torch.int32)
-        self._strip = max(_STRIP_BYTES // weight[0].nbytes // COLUMNS, 1) * COLUMNS
+        self._strip = max(_STRIP_BYTES // (2 * inputs) // COLUMNS, 1) * COLUMNS
         self._given: Tensor | None = None
         self._results: list[Tensor | None] = []
         self._run = _kernel().run
@@ -124,7 +128,7 @@ class Laid:
         self._job[Job.STRIP] = self._strip
         self._job[Job.BLOCKS] = blocks
         self._job[Job.STEPS] = steps
-        self._job[Job.X_ROW] = weight[0].nbytes
+        self._job[Job.X_ROW] = 2 * inputs
         self._job[Job.WEIGHT] = self._weight.data_ptr()
         self._job[Job.BIAS] = self._bias.data_ptr()
         self._job[Job.PARTS] = self._parts.data_ptr()
