@@ -18,6 +18,7 @@ def chain(first: int, blocks: int = 2, tenant: Tenant = RED) -> Chain:
 def run(cache: PrefixCache, tokens: Chain, keep: Keep = AS_USUAL) -> int:
     lease = cache.acquire(tokens, EVERYTHING, keep)
     assert cache.reserve(lease, lease.matched_tokens, len(tokens)) is not None
+    cache.count_hit(lease)
     cache.publish(lease, tokens, len(tokens))
     cache.release(lease)
     return lease.matched_tokens
@@ -41,6 +42,10 @@ def test_a_hit_begins_the_time_again_and_what_builds_on_a_block_keeps_it() -> No
     left = cache.explain(chain(1), EVERYTHING, 0).left
     assert left is not None
     assert (left.cause, left.moment_s) == ("expired", 3)
+    run(cache, chain(5), Keep(ttl_s=2))
+    cache.advance(60)  # nobody looked for a long time
+    late = cache.explain(chain(5), EVERYTHING, 0).left
+    assert (late and late.moment_s) == 5
     run(cache, chain(1), Keep(ttl_s=2))
     run(cache, chain(1, blocks=3))  # stores something that goes on from it, for good
     cache.advance(1000)
@@ -91,6 +96,43 @@ def test_a_hit_makes_dear_only_what_says_so(said: Keep, kept: tuple[int, int]) -
     assert run(cache, chain(1), said) == 8
     cache.reserve(cache.acquire(chain(3), EVERYTHING), 0, 3 * BLOCK)
     assert (found(cache, chain(1)), found(cache, chain(2))) == kept
+
+
+def burst(cache: PrefixCache, num: int, start: int = 100) -> None:
+    """Prompts that come only once."""
+    for first in range(start, start + num):
+        run(cache, chain(first))
+
+
+def test_prompts_that_come_once_evict_their_like_and_not_what_is_asked_for_again() -> None:
+    cache = PrefixCache(8, BLOCK)
+    assert [run(cache, chain(1)), run(cache, chain(2)), run(cache, chain(1))] == [0, 0, 8]
+    burst(cache, 20)
+    assert (found(cache, chain(1)), found(cache, chain(2))) == (8, 0)
+    cache.check([])
+
+
+@pytest.mark.parametrize(("shared", "kept"), [(1, False), (2, True)])
+def test_a_few_tokens_that_all_prompts_begin_with_prove_nothing(shared: int, kept: bool) -> None:
+    cache = PrefixCache(4, BLOCK)
+    run(cache, chain(1, blocks=1))
+    run(cache, Chain(PLAIN, [1] * shared + [2] * 4, tenant=RED))
+    for first in range(100, 120):
+        run(cache, chain(first, blocks=1))
+    assert (found(cache, chain(1, blocks=1)) == 4) == kept
+
+
+def test_what_was_proven_long_ago_makes_room_for_what_is_asked_for_now() -> None:
+    cache = PrefixCache(17, BLOCK)
+    for first in tuple(range(1, 9)) * 2:
+        run(cache, chain(first))  # all that is cached has proven itself
+    burst(cache, 1)
+    assert [found(cache, chain(first)) for first in range(1, 9)] == [0] + [8] * 7
+    assert run(cache, chain(100)) == 8  # a newcomer that comes again stays
+    burst(cache, 20, start=200)
+    assert [found(cache, chain(first)) for first in (1, 2, 3)] == [0, 0, 0]
+    assert [found(cache, chain(first)) for first in (5, 6, 7, 8, 100)] == [8] * 5
+    cache.check([])
 
 
 def test_a_pinned_prefix_survives_a_flood_and_goes_like_any_other_afterwards() -> None:

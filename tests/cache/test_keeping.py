@@ -58,6 +58,9 @@ class Beside:
             naive.use(found[::-1])
             return
         assert cache.reserve(lease, matched, len(tokens)) is not None
+        cache.count_hit(lease)
+        for prefix in [*full, *(tail if 2 * (matched % BLOCK) >= BLOCK else [])]:
+            naive.entries[prefix].proven = True
         cache.publish(lease, chain, len(tokens))
         naive.use(tail)
         own = naive.blocks(tokens)[: reach.storable(len(tokens) // BLOCK, BLOCK)]

@@ -78,3 +78,18 @@ def test_options_never_switch_the_cache_off_in_silence(tiny: Path, cache: bool, 
     assert again["reason"] == ("cache_disabled" if not cache else "never_seen")
     for name, value in options.items():
         assert state["settings"]["cache"][name] == value
+
+
+def test_a_burst_of_prompts_that_come_once_leaves_the_hot_one_alone(tiny: Path) -> None:
+    """A prompt asked for again and again, then three pools full of prompts that nobody asks for again."""
+    source = random.Random(40)
+    with running(CacheConfig(kv_cache="32"), ScheduleConfig(max_context=256), model=str(tiny)) as server:
+        hot, once = words(source, 7 * BLOCK), words(source, 7 * BLOCK)
+        send(server, once)
+        hits = [send(server, hot)["cached_tokens"] for _ in range(20)]
+        assert hits[1:] == [7 * BLOCK - 1] * 19
+        for _ in range(3 * 32 // 8 + 1):
+            assert send(server, words(source, 8 * BLOCK))["cached_tokens"] < BLOCK
+        assert send(server, hot)["cached_tokens"] == 7 * BLOCK - 1
+        last = send(server, once)
+        assert (last["cached_tokens"], last["left"] and last["left"]["cause"]) == (0, "pressure")

@@ -67,7 +67,7 @@ class Keep:
     ttl_s: float | None = None
     """Seconds after its last use for which a block can be found; each hit begins them again."""
     priority: int | None = None
-    """0 to 100: lower ones are evicted first, and equal ones in the order of their last use."""
+    """0 to 100: lower ones are evicted first; of equal ones those that were never hit, then the least recently used."""
 
     @property
     def asked(self) -> bool:

@@ -23,8 +23,11 @@ from foreword.cache.expiry import NEVER, Expiry
 PINNED = 101
 """The rank of pinned blocks: above every priority."""
 
+_PINS = 2 * PINNED
+_MOST_PROVEN = 3, 4
+
 Line = OrderedDict[BlockId, float]
-"""Unheld blocks of one owner and rank in the order in which they were let go, oldest first, each with that moment."""
+"""Unheld blocks of one owner, equally dear, in the order in which they were let go, each with that moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,18 @@ class Worth:
 
 
 class Shelf:
-    """One owner's published blocks; the unheld ones in lines by rank."""
+    """One owner's published blocks; the unheld ones in lines: two for each rank, new ones and proven ones.
+
+    A block is *proven* once a later request has matched it. A burst of prompts that come only once then evicts its own
+    blocks, and not those that are asked for again and again.
+    """
 
     __slots__ = ("lines", "num_published", "owner")
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.lines: dict[int, Line] = {}
-        """Lowest rank first."""
+        """The cheapest first."""
         self.num_published = 0
         """Held ones included."""
 
@@ -70,18 +77,33 @@ class Shelf:
     @property
     def has_unpinned(self) -> bool:
         """Whether nobody holds some block that is not pinned."""
-        for rank, line in self.lines.items():
+        for place, line in self.lines.items():
             if line:
-                return rank != PINNED
+                return place != _PINS
         return False
 
-    def line(self, rank: int) -> Line:
-        """The line of this rank, made if need be."""
-        line = self.lines.get(rank)
+    @property
+    def pins(self) -> Line | None:
+        """The pinned ones."""
+        return self.lines.get(_PINS)
+
+    def line(self, rank: int, *, proven: bool = False) -> Line:
+        """The line of this rank, made if need be; of pinned blocks there is one."""
+        place = _PINS if rank == PINNED else 2 * rank + proven
+        line = self.lines.get(place)
         if line is None:
             line = Line()
-            self.lines = dict(sorted({**self.lines, rank: line}.items()))
+            self.lines = dict(sorted({**self.lines, place: line}.items()))
         return line
+
+    def outdated(self) -> tuple[Line, Line, int] | None:
+        """Where proven blocks of the lowest rank stand, where new ones do, and how many too many are proven, if any."""
+        place = next((place for place, line in self.lines.items() if line), _PINS)
+        if place == _PINS:
+            return None
+        proven, (most, of) = self.line(place // 2, proven=True), _MOST_PROVEN
+        surplus = len(proven) - self.num_published * most // of
+        return (proven, self.line(place // 2), surplus) if surplus > 0 else None
 
     def order(self) -> list[BlockId]:
         """The unheld blocks, the next to be evicted first."""
@@ -89,7 +111,7 @@ class Shelf:
 
     @property
     def num_alike(self) -> int:
-        """Unheld blocks of the lowest rank that has any."""
+        """Unheld blocks of the cheapest line that has any."""
         return next((len(line) for line in self.lines.values() if line), 0)
 
     def first(self, num: int) -> list[BlockId]:
@@ -98,10 +120,11 @@ class Shelf:
 
 
 class BlockPool:
-    """Counts holders, keeps hashes, and lines up unheld hashed blocks by rank and by when they were last let go.
+    """Counts holders, keeps hashes, and lines up unheld hashed blocks by rank, proof and when they were last let go.
 
     The order of a shelf is its eviction order. Whoever releases a prefix releases its tail first, and a block never has
-    a lower rank or a shorter time than one that continues it (`raise_`); so an owner's first block is always a leaf.
+    a lower rank, less proof or a shorter time than one that continues it (`raise_`, `count_hits`); so an owner's first
+    block is always a leaf.
     """
 
     __slots__ = (
@@ -111,6 +134,7 @@ class BlockPool:
         "_holders",
         "_line_of",
         "_owners",
+        "_proven",
         "_shelf_of",
         "_shelves",
         "_worths",
@@ -131,6 +155,7 @@ class BlockPool:
         self._line_of: list[Line | None] = [None] * num_blocks
         # Where a published block stands while nobody holds it.
         self._worths: list[Worth] = [Worth(0, NEVER)] * num_blocks
+        self._proven = [False] * num_blocks
         self._expiry = Expiry()
         self.hits = [0] * num_blocks
         """How often each published block was matched."""
@@ -183,7 +208,7 @@ class BlockPool:
     def num_like(self, blocks: Sequence[BlockId], owner: str, pinned: bool, hits: int | None) -> int:
         """How many of these, from the first one on, have this owner, are pinned or not, and have these hits, if any."""
         shelf = self._shelves.get(owner)
-        pins = None if shelf is None else shelf.lines.get(PINNED)
+        pins = None if shelf is None else shelf.pins
         owners, line_of, counts = self._owners, self._line_of, self.hits
         for number, block in enumerate(blocks):
             line = line_of[block]
@@ -199,7 +224,7 @@ class BlockPool:
     def is_pinned(self, block: BlockId) -> bool:
         """Whether a published block is evicted last."""
         shelf = self._shelf_of[block]
-        return shelf is not None and self._line_of[block] is shelf.lines.get(PINNED)
+        return shelf is not None and self._line_of[block] is shelf.pins
 
     def is_writable(self, block: BlockId) -> bool:
         """Whether its holder may write into it: exactly one holder and no hash."""
@@ -227,10 +252,23 @@ class BlockPool:
             holders[block] += 1
 
     def count_hits(self, blocks: Sequence[BlockId]) -> None:
-        """These were matched."""
-        hits = self.hits
+        """These published blocks, a prefix that is held, were matched."""
+        hits, proven = self.hits, self._proven
         for block in blocks:
             hits[block] += 1
+            if not proven[block]:
+                proven[block] = True
+                if not self.is_pinned(block):
+                    self._stand(block, self._worths[block].rank)
+
+    def age(self, shelf: Shelf) -> None:
+        """Where too much of a shelf is proven, what was used longest ago must prove itself again; tails do so first."""
+        outdated = shelf.outdated()
+        if outdated is not None:
+            proven, new, surplus = outdated
+            for block in tuple(islice(proven, surplus)):
+                new[block] = proven.pop(block)
+                self._line_of[block], self._proven[block] = new, False
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Take one holder away from each, in this order; the last one leaves a block cached if hashed, else free."""
@@ -263,6 +301,7 @@ class BlockPool:
         self._shelf_of[block] = shelf
         self._line_of[block] = shelf.line(worth.rank)
         self._worths[block] = worth
+        self._proven[block] = False
         self.hits[block] = 0
 
     def unlabel(self, block: BlockId) -> None:
@@ -296,8 +335,8 @@ class BlockPool:
         if not pinned and not self._holders[block] and self._worths[block].ttl_s != NEVER:
             self._expiry.watch(block, self.now + self._worths[block].ttl_s)
 
-    def pop_expired(self) -> BlockId | None:
-        """A cached block whose time is up; None if there is none."""
+    def pop_expired(self) -> tuple[BlockId, float] | None:
+        """A cached block whose time is up, and the moment when it was; None if there is none."""
         while (block := self._expiry.pop(self.now)) is not None:
             line = self._line_of[block]
             if line is None or block not in line:
@@ -306,7 +345,7 @@ class BlockPool:
             if self.is_pinned(block):
                 continue  # it is watched again when it is pinned no longer
             if moment <= self.now:
-                return block
+                return block, moment
             self._expiry.watch(block, moment)
         return None
 
@@ -319,7 +358,7 @@ class BlockPool:
         shelf, old = self._shelf_of[block], self._line_of[block]
         if shelf is None or old is None:
             raise InvariantBroken(f"block {block} is to be kept but has no hash")
-        line = self._line_of[block] = shelf.line(rank)
+        line = self._line_of[block] = shelf.line(rank, proven=self._proven[block])
         if not self._holders[block]:
             del old[block]
             line[block] = self.now

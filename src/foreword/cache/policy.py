@@ -1,9 +1,9 @@
 """Which owner gives up its next block; pure functions over counts.
 
 Every owner is sure of a share of the pool: what it has published up to that share is never evicted for another.
-Inside one owner the order is that of its shelf (see `blocks.BlockPool`): lower priority first, then least recently
-released; pinned blocks go when nobody has any other to spare. Owners without a share are sure of nothing. Public
-blocks are evicted for nobody; an operator bounds them when marking them.
+Inside one owner the order is that of its shelf (see `blocks.BlockPool`): lower priority first, then what no later
+request has matched, then least recently released; pinned blocks go when nobody has any other to spare. Owners without
+a share are sure of nothing. Public blocks are evicted for nobody; an operator bounds them when marking them.
 """
 
 from collections.abc import Mapping

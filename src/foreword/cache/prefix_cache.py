@@ -138,10 +138,9 @@ class PrefixCache:
         self._pool.now = now
         for last in self._pins.lapsed(now):
             self.unpin(last)
-        while (block := self._pool.pop_expired()) is not None:
-            name = self._pool.hash_of(block)
-            if name is not None:
-                self._drop(self._index.below(name), "expired")
+        while (expired := self._pool.pop_expired()) is not None:
+            if (name := self._pool.hash_of(expired[0])) is not None:
+                self._drop(self._index.below(name), "expired", expired[1])
 
     def match(self, chain: Chain, reach: Reach) -> int:
         """How many leading full blocks could be reused now; holds nothing. Never covers the last token."""
@@ -184,8 +183,9 @@ class PrefixCache:
         return lease
 
     def count_hit(self, lease: Lease) -> None:
-        """What a new lease matched was used once more."""
-        self._pool.count_hits(lease.blocks)
+        """What a new lease matched was used once more; of the block in which the match ends, half at least."""
+        whole, tail = divmod(lease.matched_tokens, self.block_size)
+        self._pool.count_hits([*lease.blocks[:whole], *(lease.sources if 2 * tail >= self.block_size else ())])
 
     def reserve(self, lease: Lease, start: int, end: int) -> tuple[Copy, ...] | None:
         """Make positions start..end (exclusive) writable: new blocks, a private copy if `start` lies in a shared one.
@@ -364,7 +364,7 @@ class PrefixCache:
     def _forgotten(self, name: BlockHash, cause: Cause) -> list[BlockHash]:
         names = self._index.below(name)
         self._generations.advance(Below(name, len(self._index.path(name)) - 1))
-        self._drop(names, cause)
+        self._drop(names, cause, self._pool.now)
         return names
 
     def _forget(self, names: list[BlockHash], scope: Scope) -> Flushed:
@@ -372,12 +372,12 @@ class PrefixCache:
         for last in self._pins.concerned(set(names)):
             self.unpin(last)
         self._generations.advance(scope)
-        self._drop(names, "flushed")
+        self._drop(names, "flushed", self._pool.now)
         return Flushed(dropped=len(names) - held, still_held=held)
 
-    def _drop(self, names: Sequence[BlockHash], cause: Cause) -> None:
+    def _drop(self, names: Sequence[BlockHash], cause: Cause, now: float) -> None:
         """Take these out of the cache; each stands after the one that it continues."""
-        drop, unlabel, note, now = self._index.drop, self._pool.unlabel, self._departed.note, self._pool.now
+        drop, unlabel, note = self._index.drop, self._pool.unlabel, self._departed.note
         for name in reversed(names):
             block, parent, content = drop(name)
             unlabel(block)
@@ -436,10 +436,12 @@ class PrefixCache:
         """Make `num` blocks free that `num_available` has promised."""
         while num > 0 and (found := next_to_give(self._pool.shelves, self._shares or {}, tenant)) is not None:
             shelf, most = found
+            self._pool.age(shelf)
             blocks = shelf.first(min(num, most))
             num -= len(blocks)
             names = [name for block in reversed(blocks) if (name := self._pool.hash_of(block)) is not None]
-            self._drop(names, "pressure" if shelf.owner == tenant else "quota")
+            self._drop(names, "pressure" if shelf.owner == tenant else "quota", self._pool.now)
+            self._pool.age(shelf)
 
 
 def _limit(chain: Chain, reach: Reach) -> int:

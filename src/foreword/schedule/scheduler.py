@@ -251,8 +251,8 @@ class Scheduler:
             return False
         lease, tokens, copies = held
         start = lease.matched_tokens
-        cache.count_hit(lease)
         if request.accounted == request.cached <= start:  # nothing of it was computed yet
+            cache.count_hit(lease)
             request.explanation = cache.explain(request.chain, reach, start, self._claims)
         self._waiting.remove(request)
         self._running.add(request)

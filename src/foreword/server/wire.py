@@ -152,7 +152,7 @@ class Keeping(Wire):
     ttl: TTL | None = None
     """Seconds after its last use for which it can be found; left out, as `--ttl` says."""
     priority: Priority | None = None
-    """0 to 100, 50 if left out: lower ones are evicted first."""
+    """0 to 100, 50 if left out: lower ones are evicted first, of equal ones those that were never hit."""
     prefix_length: PrefixLength | None = None
     """Reads never pass this many prompt tokens; stored are the full blocks that hold at least one of them."""
     key: Key | None = None

@@ -44,7 +44,9 @@ class Entry:
     ttl_s: float
     last_s: float
     turn: int
-    """Grows with every use: the smallest of the lowest rank is evicted first."""
+    """Grows with every use: the smallest of the lowest rank is evicted first, among those that nobody came back to."""
+    proven: bool = False
+    """Somebody came back to it."""
 
 
 class NaiveKeeper:
@@ -95,9 +97,20 @@ class NaiveKeeper:
             return False
         while free < need:
             leaves = [p for p in self.entries if p not in held and not self.children(p)]
+            self._age(held)
             self.drop(min(leaves, key=self._worth), "evicted")
+            self._age(held)
             free += 1
         return True
+
+    def _age(self, held: list[Prefix]) -> None:
+        """Of the cheapest rank no more may be proven than three quarters of all; the rest is new again."""
+        loose = {p: e for p, e in self.entries.items() if p not in held and p not in self.pins}
+        lowest = min((e.rank for e in loose.values()), default=0)
+        proven = sorted((e for e in loose.values() if e.proven and e.rank == lowest), key=lambda e: e.turn)
+        for entry in proven[: max(0, len(proven) - len(self.entries) * 3 // 4)]:
+            self._turn += 1
+            entry.proven, entry.turn = False, self._turn
 
     def use(self, held: list[Prefix]) -> None:
         """These are let go in this order."""
@@ -117,9 +130,9 @@ class NaiveKeeper:
             entry = self.entries[prefix]
             entry.rank, entry.ttl_s = max(entry.rank, rank), max(entry.ttl_s, ttl_s)
 
-    def _worth(self, prefix: Prefix) -> tuple[bool, int, int]:
+    def _worth(self, prefix: Prefix) -> tuple[bool, int, bool, int]:
         entry, pinned = self.entries[prefix], prefix in self.pins
-        return pinned, 0 if pinned else entry.rank, entry.turn
+        return pinned, 0 if pinned else entry.rank, not pinned and entry.proven, entry.turn
 
 
 def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
