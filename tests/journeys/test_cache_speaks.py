@@ -141,7 +141,7 @@ def test_the_tree_shows_what_is_there_and_its_blocks_can_be_pinned_and_flushed(s
     assert (state["pinned"], state["pin_budget"]) == (pinned["blocks"], 160)
     assert server.get("/v1/cache/tree").json()["nodes"][0]["pinned"]
     refused = server.post("/v1/cache/pin", {"ids": [5] * 16 * 200})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ids")
     assert "160 may be" in refused.json()["error"]["message"]
     flushed = server.post("/v1/cache/flush", {"block": nodes[1]["block"]}).json()
     assert flushed == {"object": "cache.flushed", "dropped": nodes[1]["tokens"] // 16, "still_held": 0}
@@ -150,6 +150,19 @@ def test_the_tree_shows_what_is_there_and_its_blocks_can_be_pinned_and_flushed(s
     assert gone["dropped"] > 0
     assert server.get("/v1/cache/tree").json()["nodes"] == []
     assert server.post("/v1/cache/pin", {"block": top["block"]}).status_code == 404
+    assert server.get(f"/v1/cache/tree?start={top['block']}").status_code == 404
+
+
+@pytest.mark.parametrize("verb", ["lookup", "warm", "pin", "unpin", "flush"])
+def test_what_is_wrong_with_a_prompt_is_told_of_the_field_that_held_it(server: Running, verb: str) -> None:
+    bodies: list[dict[str, Any]] = [{"ids": [5, 10**6]}]
+    if verb == "warm":
+        bodies += [{"ids": [5] * 100_000}, {"prompt": "word " * 10_000}]
+    if verb not in ("lookup", "warm"):
+        bodies += [{"ids": [5, 6]}, {"prompt": "word"}]  # less than a block
+    for body in bodies:
+        refused = server.post(f"/v1/cache/{verb}", body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(body)))
 
 
 def test_a_flush_under_load_is_honest(server: Running) -> None:

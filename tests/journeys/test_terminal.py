@@ -120,6 +120,8 @@ def test_what_is_wrong_is_told_with_the_way_out(
     guarded: House, cli: Cli, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, empty, odd = tmp_path / "prompt", tmp_path / "empty", tmp_path / "odd"
+    torn = tmp_path / "torn.json"
+    torn.write_text('{"prompt": "a"')
     file.write_text(HEAD)
     empty.write_text("")
     odd.write_text('{"promt": "a"}')
@@ -131,6 +133,7 @@ def test_what_is_wrong_is_told_with_the_way_out(
         (["inspect", url, "--every", "0"], "at least 0.1 seconds"),
         (["explain", url, "--prompt", str(tmp_path / "none")], "cannot be read: No such file"),
         (["explain", url, "--prompt", str(empty)], "is empty"),
+        (["explain", url, "--prompt", str(torn)], "torn.json is not valid JSON"),
         (["explain", url, "--prompt", str(odd)], "must have one of messages, prompt, ids"),
         (["explain", url, "--prompt", str(file), "--api-key", "fw-wrong"], "wants a key"),
     ]

@@ -355,10 +355,10 @@ def test_a_file_of_public_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "heads.json: "),
-        ('{"prompt": "x"}', "an object"),
-        ('[{"promt": "x"}]', "0.promt: unknown field; did you mean 'prompt'"),
-        ("[{}]", "0: give one of prompt, messages"),
+        ("{", "heads.json is not valid JSON: "),
+        ('{"prompt": "x"}', "heads.json must hold a list of objects"),
+        ('[{"promt": "x"}]', "entry 0: promt: unknown field; did you mean 'prompt'"),
+        ("[{}]", "entry 0: give one of prompt, messages"),
         ('[{"prompt": "x", "remove": true}]', "nothing to remove"),
         ('[{"messages": [{"role": "owner", "content": "x"}]}]', "owner"),
         ('[{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}]', "tools.0.type is missing"),

@@ -48,6 +48,8 @@ async def test_a_prefix_beyond_the_prompt_is_a_422(client: httpx.AsyncClient) ->
     assert response.status_code == 422
     assert response.json()["error"]["param"] == "prefix_length"
     assert "the prompt has 3 tokens" in response.json()["error"]["message"]
+    response = await client.post("/chat", json={"prompt": "abc", "cache": {"prefix_length": 4}})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "cache.prefix_length")
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": ""}, {"prompt": [1, 2]}, {"prompt": "a", "max_tokens": 0}])

@@ -284,8 +284,7 @@ class PrefixCache:
             return Pinned(False, len(hashes), num_cached, before, room)
         pins.add(Pin(owner, tuple(hashes), until_s))
         for name in reversed(hashes):
-            block = self._index.find(name)
-            if block is not None:
+            if (block := self._index.find(name)) is not None:
                 self._pool.pin(block, pinned=True)
         return Pinned(True, len(hashes), num_cached, pins.num_blocks(owner), budget)
 
@@ -349,9 +348,10 @@ class PrefixCache:
         """Forget a wrong block and all that continues it. Blocks that were dropped."""
         return len(self._forgotten(name, "audit"))
 
-    def path(self, name: BlockHash, owner: str) -> tuple[BlockHash, ...]:
-        """A published block of this owner with all of the owner's that it continues; empty if it is another's."""
-        return tuple(step for step in self._index.path(name) if self._owner(name) == self._owner(step) == owner)
+    def path(self, name: BlockHash, owner: str | None) -> tuple[BlockHash, ...]:
+        """A published block of this owner, or of any, with all of its owner's that it continues; empty if not so."""
+        whose = self._owner(name) if owner is None else owner
+        return tuple(step for step in self._index.path(name) if self._owner(name) == self._owner(step) == whose)
 
     def _is_for(self, name: BlockHash, parent: BlockHash) -> bool:
         """Whether a parent has nothing but this one block of the same owner that continues it."""

@@ -53,7 +53,9 @@ def _read(name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} is not UTF-8 text") from None
     try:
         body: Any = json.loads(text)
-    except json.JSONDecodeError:
+    except json.JSONDecodeError as error:
+        if name.endswith(".json"):
+            raise ConfigError(f"{name} is not valid JSON: {error}") from None
         body = None
     if isinstance(body, list) and body and isinstance(body[0], dict):
         body = {"messages": cast(Any, body)}

@@ -138,8 +138,8 @@ class Keeper:
 
         Between two steps at a time it works for a millisecond or so. Raises NotFound for a `start` that is unknown.
         """
-        if start is not None and tenant is not None and start not in self._front.served.space.public:
-            self._own(start, tenant)
+        if start is not None and (tenant is None or start not in self._front.served.space.public):
+            self._path(start, tenant)
         walk = Walk(owner=None if tenant is None else tenant.name, start=start, limit=limit, order=order)
         while self._engine.on_cache(lambda cache: cache.look(walk)):
             pass
@@ -164,10 +164,7 @@ class Keeper:
             name = BlockHash(prefix)
             if name in self._front.served.space.public:
                 raise RequestError(f"this block is public: it is {_PUBLIC}", field="block")
-            hashes = self._engine.on_cache(lambda cache: cache.path(name, tenant.name))
-            if not hashes:
-                raise NotFound("there is no such block", field="block")
-            return hashes
+            return self._path(name, tenant)
         served = self._front.served
         ids = prefix if isinstance(prefix, tuple) else head_ids(prefix, served, tenant)
         chain = Chain(served.space, ids_of(ids, served), tenant=tenant)
@@ -179,6 +176,14 @@ class Keeper:
                 field=_field(prefix),
             )
         return tuple(chain.hashes[chain.first_private :])
+
+    def _path(self, name: BlockHash, tenant: Tenant | None) -> tuple[BlockHash, ...]:
+        """A block of this tenant, or of any, with all of its owner's that it continues. Raises NotFound."""
+        owner = None if tenant is None else tenant.name
+        hashes = self._engine.on_cache(lambda cache: cache.path(name, owner))
+        if not hashes:
+            raise NotFound("there is no such block", field="block")
+        return hashes
 
 
 def _field(prefix: Prefix) -> str:

@@ -14,6 +14,7 @@ from fastapi import Query, Request
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from foreword.base.errors import RequestError
 from foreword.base.ids import BlockHash
 from foreword.cache.expiry import NEVER
 from foreword.cache.identity import Tenant
@@ -23,6 +24,7 @@ from foreword.front.ask import Ask, Caller, Conversation
 from foreword.front.keeper import Prefix, Sight
 from foreword.server.auth import caller, principal, whose
 from foreword.server.delivery import gathered, opened
+from foreword.server.errors import renamed
 from foreword.server.intake import read
 from foreword.server.openai.generation import check_model_name
 from foreword.server.openai.requests import Ids, Messages, Tools, check_tools, conversation
@@ -293,7 +295,7 @@ async def lookup(request: Request) -> LookupReply:
     form = await read(request, LookupRequest)
     ask = Ask(prompt=form.source(), prefix_length=form.prefix_length)
     who = _on_behalf(request, form.tenant)
-    found = await _run(lambda: service.keeper.lookup(ask, who))
+    found = await _asked(form, lambda: service.keeper.lookup(ask, who))
     return LookupReply(
         prompt_tokens=found.prompt_tokens,
         cached_tokens=found.cached_tokens,
@@ -313,7 +315,11 @@ async def warm(request: Request) -> WarmReply:
     def submit(answers: list[Answer]) -> None:
         answers.append(service.keeper.warm(form.ask(), who))
 
-    usage = (await gathered(request.receive, await opened(submit)))[0].usage
+    try:
+        answers = await opened(submit)
+    except RequestError as error:
+        raise _named(error, form) from None
+    usage = (await gathered(request.receive, answers))[0].usage
     return WarmReply(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
@@ -328,7 +334,7 @@ async def pin(request: Request) -> PinReply:
     service = service_of(request)
     form = await read(request, PinRequest)
     tenant = _whose(request, form.tenant)
-    pinned = await _run(lambda: service.keeper.pin(form.prefix(), tenant, form.ttl))
+    pinned = await _asked(form, lambda: service.keeper.pin(form.prefix(), tenant, form.ttl))
     return PinReply(
         tenant=tenant.name,
         blocks=pinned.num_blocks,
@@ -343,7 +349,7 @@ async def unpin(request: Request) -> UnpinReply:
     service = service_of(request)
     form = await read(request, PrefixRequest)
     tenant = _whose(request, form.tenant)
-    unpinned = await _run(lambda: service.keeper.unpin(form.prefix(), tenant))
+    unpinned = await _asked(form, lambda: service.keeper.unpin(form.prefix(), tenant))
     return UnpinReply(tenant=tenant.name, unpinned=unpinned)
 
 
@@ -355,7 +361,7 @@ async def flush(request: Request) -> FlushReply:
     prefix = form.prefix() if form.names_prefix else None
     everything = form.tenant is None and prefix is None and who.admin
     tenant = None if everything else _whose(request, form.tenant)
-    flushed = await _run(lambda: service.keeper.flush(prefix, tenant))
+    flushed = await _asked(form, lambda: service.keeper.flush(prefix, tenant))
     return FlushReply(dropped=flushed.dropped, still_held=flushed.still_held)
 
 
@@ -419,6 +425,18 @@ def _whose(request: Request, name: str | None) -> Tenant:
 def _on_behalf(request: Request, name: str | None) -> Caller:
     own, tenant = caller(request), _whose(request, name)
     return own if tenant == own.tenant else Caller(tenant=tenant, arrived_s=own.arrived_s)
+
+
+def _named(error: RequestError, form: Prompted) -> RequestError:
+    return error if form.ids is None else renamed(error, {"prompt": "ids"})
+
+
+async def _asked(form: Prompted, work: Callable[[], ResultT]) -> ResultT:
+    """Do it; an error about the prompt names the field that held it."""
+    try:
+        return await _run(work)
+    except RequestError as error:
+        raise _named(error, form) from None
 
 
 async def _run(work: Callable[[], ResultT]) -> ResultT:

@@ -12,7 +12,7 @@ from foreword.base.errors import RequestError
 from foreword.front.ask import Ask
 from foreword.server.auth import caller
 from foreword.server.delivery import gathered, json_reply, opened
-from foreword.server.errors import Refused, refusal_of, with_status
+from foreword.server.errors import Refused, refusal_of, renamed, with_status
 from foreword.server.intake import cache_wishes, read
 from foreword.server.report import report_of
 from foreword.server.service import Answer, service_of
@@ -78,7 +78,8 @@ async def create_chat(request: Request) -> Response:
     except RequestError as error:
         if error.field != "prefix_length":
             raise
-        raise Refused(with_status(refusal_of(error), 422)) from None
+        named = error if form.prefix_length is not None else renamed(error, {"prefix_length": "cache.prefix_length"})
+        raise Refused(with_status(refusal_of(named), 422)) from None
     whole = (await gathered(request.receive, answers))[0]
     usage = whole.usage
     reply = PlainReply(

@@ -3,22 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from foreword.base.errors import ConfigError, RequestError
 from foreword.front.operator import Head, Operator
 from foreword.server.admin import PublicHeadRequest
-from foreword.server.errors import refusal_of_validation
+from foreword.server.lists import read_list
 
 
 def read_heads(path: str | Path) -> tuple[Head, ...]:
     """The heads in a file: the same objects as `POST /v1/cache/public` takes, in a list. Raises ConfigError."""
-    try:
-        forms = TypeAdapter(list[PublicHeadRequest]).validate_json(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"public_heads: {path} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise ConfigError(f"public_heads: {path}: {refusal_of_validation(error).message}") from None
+    forms = read_list(path, PublicHeadRequest, "public_heads")
     if any(form.remove for form in forms):
         raise ConfigError(f"public_heads: {path}: there is nothing to remove at the start")
     try:

@@ -5,27 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
-from pydantic import TypeAdapter, ValidationError
-
 from foreword.base.errors import ConfigError, ForewordError, RequestError
 from foreword.cache.identity import Tenant
 from foreword.front.ask import SOMEBODY, Caller
 from foreword.front.keeper import Keeper
 from foreword.server.auth import KeyFile
 from foreword.server.cache_api import WarmRequest
-from foreword.server.errors import refusal_of_validation
+from foreword.server.lists import read_list
 
 _log = logging.getLogger(__name__)
 
 
 def read_warm(path: str | Path, keys: KeyFile | None) -> tuple[WarmRequest, ...]:
     """The prompts in a file: the same objects as `POST /v1/cache/warm` takes, in a list. Raises ConfigError."""
-    try:
-        forms = TypeAdapter(list[WarmRequest]).validate_json(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"warm: {path} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise ConfigError(f"warm: {path}: {refusal_of_validation(error).message}") from None
+    forms = read_list(path, WarmRequest, "warm")
     for place, form in enumerate(forms):
         try:
             form.ask()
