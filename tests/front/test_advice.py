@@ -83,6 +83,17 @@ def test_a_span_that_keeps_changing_is_named_with_its_cost(desk: Desk) -> None:
     assert desk.advisor.waste(desk.now + WINDOW_S) == (0, 0)
 
 
+@pytest.mark.parametrize("signs", ["🕐🕑🕒🕓🕔", "日月火水木", "äöüßé"])
+@pytest.mark.parametrize("beside", [" ", "x", "🕐"])
+def test_characters_of_several_tokens_are_shown_whole(desk: Desk, signs: str, beside: str) -> None:
+    advice = [desk.ask(f"{HEAD} {beside}{sign}{beside} now. {RULES}") for sign in signs][-1]
+    assert advice is not None
+    text = f"{HEAD} {beside}{signs[-1]}{beside} now. {RULES}"
+    assert text[advice.offset : advice.end] == advice.now
+    assert advice.now.strip() == f"{beside}{signs[-1]}{beside}".strip()
+    assert advice.before.strip() == f"{beside}{signs[-2]}{beside}".strip()
+
+
 def test_what_is_as_it_should_be_gets_no_advice(desk: Desk) -> None:
     for n in range(8):
         assert desk.ask(f"{HEAD} ten. {RULES} Question: {_question(n)}?") is None

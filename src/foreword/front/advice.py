@@ -15,7 +15,7 @@ from foreword.base.ids import BlockHash
 from foreword.cache.explain import Explanation, Reason
 from foreword.cache.identity import Chain
 from foreword.front.changes import WORTH, Change, Kind, change, common
-from foreword.front.where import Source, Span, spelled
+from foreword.front.where import Source, Span, between
 
 MIN_CALLS = 3
 """So often a span must have ended a match."""
@@ -265,7 +265,8 @@ def _noted(tenant: _Tenant, like: _Prompt, last: Change, *, before: bytes, sourc
 def _advice(source: Source, last: Change, old: tuple[int, ...], num_calls: int, cost: int) -> Advice:
     span = source.span(last.start, last.end)
     vocabulary = source.tokenizer.vocabulary
-    before, now = spelled(vocabulary, old), spelled(vocabulary, source.ids[last.start : last.end])
+    around = source.ids[: last.start], source.ids[last.end :]
+    before, now = (between(vocabulary, around[0], ids, around[1]) for ids in (old, source.ids[last.start : last.end]))
     if span.offset is not None:
         before = f"{span.before}{before}{span.after}"
         now = f"{span.before}{now}{span.after}"

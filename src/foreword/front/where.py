@@ -4,6 +4,7 @@ Works on the tokens themselves, without tokenising anything again, so it holds f
 """
 
 from bisect import bisect_left, bisect_right
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +15,17 @@ from foreword.text.chat import render_without
 from foreword.text.tokenizer import Message, Tokenizer
 from foreword.text.vocabulary import Vocabulary
 
+_CONTINUES = bytes(range(0x80, 0xC0))
+"""What the bytes of a character after its first one can be in UTF-8."""
+
 _BEFORE, _AFTER = 6, 10
 """Tokens that a snippet shows before and after the place."""
 
 _WORD_CHARS = 40
 """Characters by which a span is widened at most, to begin and end with a word."""
+
+_MARK = "\ue000"
+"""Stands around the number of a message where its text was; a character that nobody writes."""
 
 _BLANK = "\0"
 """Stands for text that no message is looked for in."""
@@ -114,6 +121,8 @@ class Source:
         first, last = self._offset(text, start), self._offset(text, end)
         if first is None or last is None:
             return Span()
+        if end > start and _begun(self.tokenizer.vocabulary, self.ids[:end]):
+            last += 1
         found = self._part(prompt, text, first)
         if found is None or found.called:
             return Span()
@@ -155,10 +164,11 @@ class Source:
         if isinstance(prompt, str):
             return _Part(start=0, end=len(text))
         if not prompt.tools:
-            return _message(prompt.messages, text, offset)
+            return _message(prompt.messages, self._glue(prompt), text, offset, text)
         start, end = _differs(self._with(prompt, 0), text)
         if not start <= offset < end:
-            return _message(prompt.messages, f"{text[:start]}{(end - start) * _BLANK}{text[end:]}", offset)
+            blank = f"{text[:start]}{(end - start) * _BLANK}{text[end:]}"
+            return _message(prompt.messages, self._glue(prompt), text, offset, blank)
 
         @cache
         def begins(number: int) -> int:
@@ -169,6 +179,18 @@ class Source:
         if number + 1 < len(prompt.tools):
             end = max(begins(number), begins(number + 1))
         return _Part(start=begins(number), end=end, tool=number)
+
+    def _glue(self, prompt: Conversation) -> list[str]:
+        """What the template writes before the text of each message, as far as one can tell."""
+        marks = [f"{_MARK}{number}{_MARK}" for number in range(len(prompt.messages))]
+        marked = [{**message, "content": mark} for message, mark in zip(prompt.messages, marks, strict=True)]
+        rest, found = render_without(self.tokenizer, marked, prompt.tools) or "", list[str]()
+        for mark in marks:
+            before, met, rest = rest.partition(mark)
+            if not met:
+                break
+            found.append(before)
+        return found
 
     def _with(self, prompt: Conversation, num_tools: int) -> str:
         """The text with the first tools only; empty if the template refuses that."""
@@ -186,16 +208,18 @@ class Source:
         return None
 
 
-def _message(messages: Sequence[Message], text: str, offset: int) -> _Part | None:
+def _message(messages: Sequence[Message], glue: Sequence[str], text: str, offset: int, searched: str) -> _Part | None:
+    """The message with this character, its text or what stands before it.
+
+    Each stands behind its glue; where a template writes something else before this very text, it is looked for in
+    `searched`.
+    """
     end, calls = 0, None
     for number, message in enumerate(messages):
-        content = str(message["content"])
-        start = text.find(content, end)
-        if start < 0:
-            content = content.strip()  # many templates take blanks away
-            start = text.find(content, end)
-        if start < 0:
+        found = _start(str(message["content"]), glue[number] if number < len(glue) else None, text, end, searched)
+        if found is None:
             return None
+        start, content = found
         if calls is not None and offset < start:
             return calls
         end = start + len(content)
@@ -205,6 +229,18 @@ def _message(messages: Sequence[Message], text: str, offset: int) -> _Part | Non
         called = bool(message.get("tool_calls"))
         calls = _Part(start=end, end=len(text), message=number, role=role, called=True) if called else None
     return calls
+
+
+def _start(content: str, glue: str | None, text: str, after: int, searched: str) -> tuple[int, str] | None:
+    """Where a message's text begins, and the text as it stands there: many templates take blanks away."""
+    forms = (content, content.strip())
+    for form in forms:
+        if glue is not None and text.startswith(f"{glue}{form}", after):
+            return after + len(glue), form
+    for form in forms:
+        if (start := searched.find(form, after)) >= 0:
+            return start, form
+    return None
 
 
 def _differs(one: str, other: str) -> tuple[int, int]:
@@ -219,6 +255,22 @@ def _common(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
     longest = range(1, min(len(one), len(other)) + 1)
     return bisect_left(longest, True, key=lambda n: one[:n] != other[:n])
+
+
+def between(vocabulary: Vocabulary, before: Sequence[int], ids: Sequence[int], after: Sequence[int]) -> str:
+    """Tokens as text, with the rest of a character that they have only a part of, out of those around them."""
+    if not ids:
+        return ""
+    spelling, ended = (b"".join(map(vocabulary.shown, some)) for some in (ids, after[:4]))
+    tail = ended[: len(ended) - len(ended.lstrip(_CONTINUES))]
+    return (_begun(vocabulary, before) + spelling + tail).decode(errors="replace").strip("\ufffd")
+
+
+def _begun(vocabulary: Vocabulary, ids: Sequence[int]) -> bytes:
+    """The bytes of a character that these tokens begin and do not end."""
+    decoder = getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(b"".join(map(vocabulary.shown, ids[-4:])))
+    return decoder.getstate()[0]
 
 
 def spelled(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
