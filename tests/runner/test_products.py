@@ -2,19 +2,22 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaMLP
 
-from foreword.runner import library
+from foreword.base.errors import InvariantBroken
+from foreword.runner import library, rowwise
 from foreword.runner import linear as linear_module
 from foreword.runner import products as products_module
 from foreword.runner.linear import PortionedLinear, pad_rows
 from foreword.runner.native import machine
 from foreword.runner.products import Heard, Products, TiledLinear, listen, take_over
-from tests.runner.models import CONFIGS, SIZES, build, runner_around
+from tests.runner.models import CONFIGS, SIZES, build, runner_around, t
 
 COUNTS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 100, 479, 480, 481, 512, 700)
 
@@ -85,9 +88,33 @@ def test_siblings_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(type(module) is not nn.Linear for module in model.modules())
     forward(model)
     per_step = 4 * SIZES["num_hidden_layers"] + 1  # q/k/v, o, gate/up, down; logits
-    assert len(runs) == HAS_TILES * per_step
+    assert sum(name.startswith("product") for name in runs) == HAS_TILES * per_step
     forward(model)
-    assert len(runs) == HAS_TILES * 2 * per_step
+    assert sum(name.startswith("product") for name in runs) == HAS_TILES * 2 * per_step
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_a_gate_and_what_it_lets_through_are_one(activation: str, bias: bool) -> None:
+    torch.manual_seed(3)
+    config = t.LlamaConfig(**{**SIZES, "intermediate_size": 96}, hidden_act=activation, mlp_bias=bias)
+    mlp = LlamaMLP(config).bfloat16().requires_grad_(False)
+    apart, together = (nn.ModuleList([deepcopy(mlp)]) for _ in range(2))
+    for holder in (apart, together):
+        assert rowwise.take_over(holder)
+        mlp_of(holder).down_proj = nn.Identity()
+    linears = [mlp_of(apart).gate_proj, mlp_of(apart).up_proj]
+    mlp_of(apart).gate_proj, mlp_of(apart).up_proj = stand_ins(*linears)
+    names = set(together.state_dict())
+    assert take_over(together, []).exact
+    assert set(together.state_dict()) == names
+    assert (mlp_of(together).together is not None) == HAS_TILES
+    for count in COUNTS:
+        x = torch.randn(1, count, SIZES["hidden_size"]).bfloat16()
+        assert torch.equal(mlp_of(together)(x), mlp_of(apart)(x))
+    if HAS_TILES:
+        with pytest.raises(InvariantBroken, match="made elsewhere"):
+            mlp_of(together).gate_proj(torch.zeros(1, 1))
 
 
 def test_siblings_need_not_come_in_order_nor_together() -> None:
@@ -126,6 +153,10 @@ def test_a_model_of_odd_shapes_is_mixed() -> None:
     kinds = {type(module) for module in model.modules()}
     assert PortionedLinear in kinds
     assert (TiledLinear in kinds) == HAS_TILES
+
+
+def mlp_of(holder: nn.ModuleList) -> Any:
+    return holder[0]
 
 
 def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:

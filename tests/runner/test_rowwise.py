@@ -195,12 +195,14 @@ def test_launches_of_a_step(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
     runner.execute(Plan(0, (Chunk(RequestId("it"), 20, (5,), table, draw),)))
     layers = SIZES["num_hidden_layers"]
     gemma, of_heads = family.startswith("gemma"), 2 * layers * (family in ("qwen3", "gemma3"))
+    activation, tiles = "gelu" if gemma else "silu", machine.multiplies_tiles()
     wanted = {
         "late norm" if gemma else "norm": (4 if gemma else 2) * layers + 1 + of_heads,
-        "gelu" if gemma else "silu": layers,
+        activation: 0 if tiles else layers,
         "turn": 2 * layers,
         "store": layers,
         "attention": layers,
-        "product": (4 * layers + 1) * machine.multiplies_tiles(),
+        f"product, {activation}": layers * tiles,
+        "product": (3 * layers + 1) * tiles,
     }
     assert launches == {name: count for name, count in wanted.items() if count}

@@ -11,16 +11,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foreword.base.errors import InvariantBroken
 from foreword.runner.linear import PACKED_BYTES, PortionedLinear, choose_menus, pad_rows
 from foreword.runner.native import machine, product
+from foreword.runner.native.activation import Activation
 from foreword.runner.native.product import COLUMNS, STEP, Job
+from foreword.runner.rowwise import Gate
 
 _STRIP_BYTES = 2**19
 """Of a strip's rows: they should stay in a core's own cache while all weights pass by."""
@@ -84,6 +87,8 @@ def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]]) -> Prod
     small = sum(linear.weight.nbytes for _, _, linear in linears) <= PACKED_BYTES
     ours: dict[int, nn.Module] = {}
     if small and machine.is_there() and machine.multiplies_tiles():
+        for gate in (module for module in model.modules() if isinstance(module, Gate)):
+            ours.update(_join(gate))
         alone = [[linear] for _, _, linear in linears]
         for family in (*families, *alone):
             able = [linear for linear in family if id(linear) not in ours and _fits(linear)]
@@ -103,27 +108,61 @@ def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]]) -> Prod
     )
 
 
+def _join(gate: Gate) -> dict[int, nn.Module]:
+    """Have a gate and what it lets through made by one kernel, if it takes both; what stands in for their layers."""
+    both = (gate.gate_proj, gate.up_proj)
+    able = [linear for linear in both if isinstance(linear, nn.Linear) and _fits(linear)]
+    if len(able) < len(both):
+        return {}
+    laid = Laid(able, gate.kind)
+    gate.together = lambda x: laid.result(x, 0)
+    return {id(linear): JoinedLinear(linear) for linear in able}
+
+
+class JoinedLinear(nn.Module):
+    """Stands in for an `nn.Linear` whose product is made by the module that holds it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = cast("nn.Parameter | None", linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Nobody calls it."""
+        raise InvariantBroken(f"a layer was called whose product is made elsewhere, for {tuple(x.shape)}")
+
+
 class Laid:
     """Weights of one or more linear layers, laid out for the kernel as one."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self.columns = [linear.out_features for linear in linears]
-        inputs = linears[0].in_features
-        blocks, steps = sum(self.columns) // COLUMNS, inputs // STEP
+    def __init__(self, linears: Sequence[nn.Linear], gate: Activation | None = None) -> None:
+        """With a gate: of two layers, a gate's and that of what it lets through; there is one result then."""
+        inputs, wide = linears[0].in_features, [linear.out_features for linear in linears]
+        blocks, steps = sum(wide) // COLUMNS, inputs // STEP
+        self.columns = wide if gate is None else wide[:1]
         self._weight = linears[0].weight.new_empty(blocks, steps, 2, STEP // 2, COLUMNS // 2, 2)
-        place = 0
-        for linear in linears:
-            tiles = linear.weight.detach().view(-1, 2, COLUMNS // 2, steps, STEP // 2, 2)
-            self._weight[place : place + tiles.shape[0]] = tiles.permute(0, 3, 1, 4, 2, 5)
-            place += tiles.shape[0]
-        self._bias = torch.cat([_bias(linear) for linear in linears])
-        starts = [sum(self.columns[:i]) for i in range(len(linears))]
-        parts = [part for part in zip(starts, self.columns, strict=True) for _ in range(part[1] // COLUMNS)]
-        self._parts = torch.tensor(parts, dtype=torch.int32)
+        self._bias = torch.empty(blocks, 2, COLUMNS // 2)
+        tiles = self._weight.permute(0, 2, 4, 1, 3, 5)
+        starts = list(accumulate((columns // COLUMNS for columns in wide), initial=0))
+        for i, linear in enumerate(linears):
+            # Side by side in each block, or in blocks one after the other.
+            place = (slice(None), i) if gate is not None else slice(starts[i], starts[i + 1])
+            tiles[place] = linear.weight.detach().view(tiles[place].shape)
+            bias = cast("nn.Parameter | None", linear.bias)
+            self._bias[place] = 0 if bias is None else bias.detach().view(self._bias[place].shape)
+        begins = accumulate(self.columns, initial=0)
+        self._parts = torch.tensor(
+            [
+                (begin, columns)
+                for begin, columns in zip(begins, self.columns, strict=False)
+                for _ in range(blocks * columns // sum(self.columns))
+            ],
+            dtype=torch.int32,
+        )
         self._strip = max(_STRIP_BYTES // (2 * inputs) // COLUMNS, 1) * COLUMNS
         self._given: Tensor | None = None
         self._results: list[Tensor | None] = []
-        self._run = _kernel().run
+        self._run = _kernel(gate).run
         self._job = machine.new_job(Job)
         self._job[Job.STRIP] = self._strip
         self._job[Job.BLOCKS] = blocks
@@ -188,9 +227,9 @@ class TiledLinear(nn.Module):
 
 
 @cache
-def _kernel() -> machine.Compiled:
+def _kernel(gate: Activation | None) -> machine.Compiled:
     """Compiled once in a process."""
-    return machine.Compiled("product", product.write())
+    return machine.Compiled("product" if gate is None else f"product, {gate}", product.write(gate))
 
 
 @cache
@@ -206,11 +245,6 @@ def _fits(linear: nn.Linear) -> bool:
     return half and linear.in_features % STEP == 0 and linear.out_features % COLUMNS == 0
 
 
-def _bias(linear: nn.Linear) -> Tensor:
-    bias = cast("nn.Parameter | None", linear.bias)
-    return torch.zeros(linear.out_features) if bias is None else bias.detach().float()
-
-
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -220,6 +254,6 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
 
 
 def _is_covered(module: nn.Module) -> bool:
-    if isinstance(module, (TiledLinear, PortionedLinear, nn.Embedding)):
+    if isinstance(module, (TiledLinear, JoinedLinear, PortionedLinear, nn.Embedding)):
         return True
     return all(parameter.dim() < 2 for parameter in module.parameters(recurse=False))

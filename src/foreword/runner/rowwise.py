@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from foreword.runner import library
 from foreword.runner.native import machine, rowwise
+from foreword.runner.native.activation import Activation
 from foreword.runner.native.rowwise import STEP, Form, Job, Kind
 
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -79,20 +80,26 @@ class Gate(nn.Module):
     up_proj: Callable[[Tensor], Tensor]
     down_proj: Callable[[Tensor], Tensor]
 
-    def __init__(self, mlp: nn.Module, kind: Kind, *, half: bool) -> None:
+    def __init__(self, mlp: nn.Module, kind: Activation, *, half: bool) -> None:
         super().__init__()
+        self.kind: Activation = kind
         for name, child in mlp.named_children():
             self.add_module(name, child)
+        self.together: Callable[[Tensor], Tensor] | None = None
+        """Makes both products and what comes of them at once, where somebody can."""
         self._work = Work(Form(kind, half=half))
 
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., size] to the same shape."""
+        return self.down_proj(self._by_itself(x) if self.together is None else self.together(x))
+
+    def _by_itself(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj(x).contiguous(), self.up_proj(x).contiguous()
         out = torch.empty_like(up)
         self._work.job[Job.Y] = up.data_ptr()
         size = gate.shape[-1]
         self._work.run((gate.numel() // size, size, 1), gate, out, size * gate.element_size())
-        return self.down_proj(out)
+        return out
 
 
 class Turn:
@@ -153,7 +160,7 @@ class _Asked:
 
     def __init__(self) -> None:
         self._norms: dict[object, tuple[Kind, float] | None] = {}
-        self._gates: dict[object, Kind | None] = {}
+        self._gates: dict[object, Activation | None] = {}
         self._rotations: dict[object, Turn | None] = {}
 
     def norm(self, module: nn.Module) -> Norm | None:
@@ -208,11 +215,11 @@ def _ask_norm(module: nn.Module, weight: Tensor) -> tuple[Kind, float] | None:
     return None if best is None else best[1]
 
 
-def _ask_gate(module: nn.Module, up: Tensor) -> Kind | None:
+def _ask_gate(module: nn.Module, up: Tensor) -> Activation | None:
     """Which activation its gate has."""
     x = torch.randn(_ROWS, up.shape[1], generator=_chance()).to(up.dtype)
     theirs = module(x).float()
-    kinds: tuple[Kind, ...] = ("silu", "gelu")
+    kinds: tuple[Activation, ...] = ("silu", "gelu")
     for kind in kinds:
         ours = Gate(module, kind, half=up.dtype is torch.bfloat16)(x).float()
         if (ours - theirs).norm() <= _ALIKE[up.dtype] * theirs.norm():

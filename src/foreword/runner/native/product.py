@@ -10,11 +10,12 @@ depend on how many rows there are, by construction.
 
 from enum import IntEnum
 
+from foreword.runner.native.activation import Activation, activate
 from foreword.runner.native.form import TILE_BYTES, TILE_ROWS
 from foreword.runner.native.writer import FLOATS, HALVES, I8, I32, I64, LANES, POINTER, Value, Writer, ir
 
 COLUMNS = 32
-"""Of a block: two tiles side by side."""
+"""Of a block's weights: two tiles side by side."""
 STEP = 32
 """Inputs that a tile holds."""
 _STEP_BYTES = 2 * STEP * COLUMNS
@@ -34,7 +35,6 @@ class Job(IntEnum):
     """Rows of a strip, a multiple of 32."""
     ITEMS = 3
     BLOCKS = 4
-    """Blocks of 32 columns."""
     STEPS = 5
     """Inputs, 32 at a time."""
     X = 6
@@ -58,19 +58,26 @@ def tile_shapes(rows: int) -> bytes:
     return bytes([1]) + bytes(15) + widths.ljust(32, b"\0") + bytes([own] * _RIGHT + [TILE_ROWS] * 2).ljust(16, b"\0")
 
 
-def write() -> str:
-    """The kernel's LLVM code; its way in is `work(job)`."""
+def write(gate: Activation | None = None) -> str:
+    """The kernel's LLVM code; its way in is `work(job)`.
+
+    With a gate, the two tiles of a block are 16 columns of the gate and the same 16 of what it lets through, and what
+    comes out are the 16 products `round(f(round(gate))) * round(other)`.
+    """
     module = ir.Module("product")
-    _Worker(module).write()
+    _Worker(module, gate).write()
     return str(module)
 
 
 class _Worker:
     """Writes `work(job)`."""
 
-    def __init__(self, module: Value) -> None:
+    def __init__(self, module: Value, gate: Activation | None) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work")
         self.w = Writer(function)
+        self.gate: Activation | None = gate
+        self.width = COLUMNS if gate is None else COLUMNS // 2
+        """Columns of the result that a block makes."""
         self.job = function.args[0]
         self.sums = self._scratch(_ROWS * COLUMNS * 4)
         self.before = self._scratch(TILE_BYTES)
@@ -100,8 +107,8 @@ class _Worker:
         end = self._smaller(w.b.add(first, strip), self._field(Job.ROWS))
         self.steps, self.x_row = self._field(Job.STEPS), self._field(Job.X_ROW)
         self.weight = w.at(self._pointer(Job.WEIGHT), w.b.mul(block, w.times(self.steps, _STEP_BYTES)))
-        column = w.times(block, COLUMNS)
-        self.bias = w.at(self._pointer(Job.BIAS), w.times(column, 4))
+        column = w.times(block, self.width)
+        self.bias = w.at(self._pointer(Job.BIAS), w.times(block, COLUMNS * 4))
         begin, width = (
             w.b.sext(w.load(I32, self._pointer(Job.PARTS), w.plus(w.times(block, 8), 4 * place)), I64)
             for place in range(2)
@@ -143,10 +150,19 @@ class _Worker:
         biases = [w.load(FLOATS, self.bias, 64 * side) for side in range(2)]
         out = w.at(self.out, w.b.mul(row, self.out_row))
         with w.loop(w.number(0), count) as index:
+            halves: list[Value] = []
             for side, bias in enumerate(biases):
                 total = w.load(FLOATS, self.sums, w.plus(w.times(index, COLUMNS * 4), 64 * side))
-                place = w.plus(w.b.mul(index, self.out_row), 2 * LANES * side)
-                w.store(w.b.fptrunc(w.b.fadd(total, bias), HALVES), out, place)
+                halves.append(w.b.fptrunc(w.b.fadd(total, bias), HALVES))
+            if self.gate is not None:
+                halves = [self._let_through(self.gate, *halves)]
+            for side, half in enumerate(halves):
+                w.store(half, out, w.plus(w.b.mul(index, self.out_row), 2 * LANES * side))
+
+    def _let_through(self, gate: Activation, value: Value, other: Value) -> Value:
+        w, b = self.w, self.w.b
+        opened = b.fptrunc(activate(w, gate, b.fpext(value, FLOATS)), HALVES)
+        return b.fptrunc(b.fmul(b.fpext(opened, FLOATS), b.fpext(other, FLOATS)), HALVES)
 
     def _scratch(self, size: int) -> Value:
         place = self.w.b.alloca(ir.ArrayType(I8, size))

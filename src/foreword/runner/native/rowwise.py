@@ -8,17 +8,16 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, cast
 
+from foreword.runner.native.activation import Activation, activate
 from foreword.runner.native.writer import (
-    EXP2,
     F32,
     FLOATS,
     HALVES,
     I64,
     INTS,
     LANES,
-    LOG2_E,
     POINTER,
     SHORTS,
     Value,
@@ -60,7 +59,7 @@ norm
 late norm
     `round(x / rms(x) * weight)`, in float32 up to the end
 silu, gelu
-    `round(f(x)) * y`; gelu by its approximation with tanh
+    `round(f(x)) * y`
 turn
     rotary embedding of neighbouring halves: `round(x * cos) + round(rotate_half(x) * sin)`
 """
@@ -144,28 +143,12 @@ class _Worker:
         w, b = self.w, self.w.b
         x, out = self._row(Job.X, row, self._field(Job.X_ROW)), self._out(row, self.size)
         y = self._row(Job.Y, row, self._field(Job.X_ROW))
-        function = self._silu if self.form.kind == "silu" else self._gelu
+        kind = cast("Activation", self.form.kind)
         with self._columns() as column:
             for i in range(2):
                 place = w.plus(column, LANES * i)
-                own = self._round(function(self._load(x, place)))
+                own = self._round(activate(w, kind, self._load(x, place)))
                 self._store(b.fmul(own, self._load(y, place)), out, place)
-
-    def _silu(self, x: Value) -> Value:
-        """X / (1 + e^-x)."""
-        b = self.w.b
-        return b.fdiv(x, b.fadd(self._exp(b.fneg(x)), self.w.floats(1.0)))
-
-    def _gelu(self, x: Value) -> Value:
-        """X / 2 * (1 + tanh(u)) = x / (1 + e^-2u) with u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
-        w, b = self.w, self.w.b
-        inner = b.fmul(x, w.fma(b.fmul(x, x), w.floats(0.044715), w.floats(1.0)))
-        return b.fdiv(x, b.fadd(self._exp(b.fmul(inner, w.floats(-2 * 0.7978845608028654))), w.floats(1.0)))
-
-    def _exp(self, x: Value) -> Value:
-        w, b = self.w, self.w.b
-        x = b.fmul(x, w.floats(LOG2_E))
-        return w.exp2(b.select(b.fcmp_ordered("<", x, w.floats(127.0)), x, w.floats(127.0)), EXP2)
 
     def _turn(self, row: Value) -> None:
         w, b = self.w, self.w.b
