@@ -11,6 +11,7 @@ from foreword.base.params import Sampling
 from foreword.runner import loader
 from foreword.runner.attention import llvm
 from foreword.runner.batch import build as build_batch
+from foreword.runner.native import machine
 from foreword.runner.runner import ModelRunner
 from foreword.runner.tape import TapeRecorder
 from foreword.schedule.plan import Chunk, Draw, Plan
@@ -72,7 +73,9 @@ def logits(runner: ModelRunner, step: Plan) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3"])
-def test_the_same_bits_as_step_by_step(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bits_as_step_by_step(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     model = build(wide(family), dtype)
     ours, theirs = runner_around(model), runner_around(model)
     assert ours.card.attention == "llvm"
@@ -81,7 +84,11 @@ def test_the_same_bits_as_step_by_step(family: str, dtype: torch.dtype, monkeypa
     for step in STEPS:
         assert torch.equal(logits(ours, step), logits(theirs, step))
     assert torch.equal(ours.memory.buffer[:48], theirs.memory.buffer[:48])
-    assert len(forwards) == 7, "of 14 steps 7 were replayed, and one does not fit any size"
+    if dtype is torch.bfloat16 and machine.multiplies_tiles():
+        assert len(forwards) == 7, f"of 14 steps 7 are replayed, and one does not fit any size: {caplog.messages}"
+    else:
+        # Products by torch: what does not come out again to the bit is not replayed, and that is right as well.
+        assert len(forwards) >= 7
 
 
 def test_attention_of_another_kind_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
