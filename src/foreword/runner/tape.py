@@ -87,8 +87,8 @@ class _Listener(machine.Witness):
         if func._schema.is_mutable:  # noqa: SLF001
             self._tape.steps.append(partial(func, *args, **named))
         elif func.overloadpacket.__name__ not in _MEMORY:
-            places = {tensor.untyped_storage().data_ptr() for tensor in given}
-            if any(tensor.untyped_storage().data_ptr() not in places for tensor in made):
+            places = {_place(tensor) for tensor in given}
+            if any(_place(tensor) not in places for tensor in made):
                 self._tape.steps.append(partial(_again, func, args, named, made))
         return found
 
@@ -104,6 +104,11 @@ def _again(func: Any, args: Any, named: Any, made: list[Tensor]) -> None:
     """Compute it once more, to where it went before."""
     for old, new in zip(made, _tensors(func(*args, **named)), strict=True):
         old.copy_(new)
+
+
+def _place(tensor: Tensor) -> int:
+    """Which memory a tensor looks at; oneDNN's own tensors, which nobody else looks into, have none to name."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _tensors(tree: object) -> list[Tensor]:
