@@ -51,15 +51,24 @@ class Recorder(Protocol):
         ...
 
 
-def ladder() -> tuple[Extent, ...]:
-    """Sizes for a card, those that hold less first."""
-    decodes = (
-        Extent(rows=rows, segments=rows, longest=1, shared=shared)
-        for rows in _DECODES
-        for shared in ((False, True) if rows > 1 else (False,))
+def sizes(
+    decodes: Sequence[int], prefills: Sequence[int], segments: int, *, sharing: bool = False
+) -> tuple[Extent, ...]:
+    """Decodes of so many rows, and prefills of so many in up to `segments` parts; those that hold less first.
+
+    With `sharing`, decodes come with and without room for what their requests share.
+    """
+    extents = (
+        *(Extent(rows=rows, segments=rows, longest=1) for rows in decodes),
+        *(Extent(rows=rows, segments=rows, longest=1, shared=True) for rows in decodes if sharing and rows > 1),
+        *(Extent(rows=rows, segments=segments, longest=rows) for rows in prefills),
     )
-    prefills = (Extent(rows=rows, segments=_PREFILL_SEGMENTS, longest=rows) for rows in _PREFILLS)
-    return tuple(sorted((*decodes, *prefills), key=lambda extent: (extent.rows, extent.longest, extent.shared)))
+    return tuple(sorted(extents, key=lambda extent: (extent.rows, extent.longest, extent.shared)))
+
+
+def ladder() -> tuple[Extent, ...]:
+    """Sizes for a card."""
+    return sizes(_DECODES, _PREFILLS, _PREFILL_SEGMENTS, sharing=True)
 
 
 def holding(extents: Sequence[Extent], segments: Sequence[Segment]) -> Iterator[Extent]:

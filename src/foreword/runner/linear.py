@@ -93,15 +93,26 @@ class Matrix:
         return F.linear(self.plain, x).t() if way == "turned" else F.linear(x, self.plain)
 
 
-class PortionedLinear(nn.Module):
+class StandIn(nn.Module):
     """Stands in for an `nn.Linear`, sharing its parameters."""
 
-    def __init__(self, linear: nn.Linear, menu: Menu) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = cast("nn.Parameter | None", linear.bias)
         self.in_features = linear.in_features
         self.out_features = linear.out_features
+
+    def extra_repr(self) -> str:
+        """Shown when the model is printed."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class PortionedLinear(StandIn):
+    """Its product is made by torch, in portions."""
+
+    def __init__(self, linear: nn.Linear, menu: Menu) -> None:
+        super().__init__(linear)
         self.menu = menu
         packs = any(portion.way == "packed" for portion in menu.portions)
         self._matrix = Matrix(linear.weight, pack(linear.weight) if packs else None)
@@ -115,7 +126,7 @@ class PortionedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown when the model is printed."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, menu={self.menu}"
+        return f"{super().extra_repr()}, menu={self.menu}"
 
 
 def multiply(x: Tensor, matrix: Matrix, menu: Menu) -> Tensor:

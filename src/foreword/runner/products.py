@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foreword.base.errors import InvariantBroken
-from foreword.runner.linear import PACKED_BYTES, PortionedLinear, choose_menus, pad_rows
+from foreword.runner.linear import PACKED_BYTES, PortionedLinear, StandIn, choose_menus, pad_rows
 from foreword.runner.native import machine, product
 from foreword.runner.native.activation import Activation
+from foreword.runner.native.form import TILE_ROWS, tile_shapes
 from foreword.runner.native.product import COLUMNS, STEP, Job
 from foreword.runner.rowwise import Gate
 
@@ -119,13 +120,8 @@ def _join(gate: Gate) -> dict[int, nn.Module]:
     return {id(linear): JoinedLinear(linear) for linear in able}
 
 
-class JoinedLinear(nn.Module):
-    """Stands in for an `nn.Linear` whose product is made by the module that holds it."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = cast("nn.Parameter | None", linear.bias)
+class JoinedLinear(StandIn):
+    """Its product is made by the module that holds it."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Nobody calls it."""
@@ -196,22 +192,18 @@ class Laid:
         job[Job.ITEMS] = -(-rows // self._strip) * job[Job.BLOCKS]
         job[Job.X] = x.data_ptr()
         job[Job.OUT] = out.data_ptr()
-        job[Job.TILES] = _shapes(min(rows, product.TILE_ROWS))[1]
+        job[Job.TILES] = _shapes(min(rows, TILE_ROWS))[1]
         self._run(job, torch.get_num_threads())
         parts = torch.split_with_sizes(out, [rows * columns for columns in self.columns])
         return [part.view(*shape, columns) for part, columns in zip(parts, self.columns, strict=True)]
 
 
-class TiledLinear(nn.Module):
-    """Stands in for an `nn.Linear`, sharing its parameters."""
+class TiledLinear(StandIn):
+    """Its product is made by our kernel."""
 
     def __init__(self, linear: nn.Linear, laid: Laid, index: int) -> None:
         """`index` is its place in what was laid out."""
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = cast("nn.Parameter | None", linear.bias)
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
+        super().__init__(linear)
         self._laid = laid
         self._index = index
 
@@ -223,7 +215,7 @@ class TiledLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown when the model is printed."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, with={len(self._laid.columns) - 1}"
+        return f"{super().extra_repr()}, with={len(self._laid.columns) - 1}"
 
 
 @cache
@@ -235,7 +227,7 @@ def _kernel(gate: Activation | None) -> machine.Compiled:
 @cache
 def _shapes(rows: int) -> tuple[object, int]:
     """Shapes of tiles for so many rows, and their address."""
-    held = ctypes.create_string_buffer(product.tile_shapes(rows))
+    held = ctypes.create_string_buffer(tile_shapes(rows))
     return held, ctypes.addressof(held)
 
 
@@ -254,6 +246,6 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
 
 
 def _is_covered(module: nn.Module) -> bool:
-    if isinstance(module, (TiledLinear, JoinedLinear, PortionedLinear, nn.Embedding)):
+    if isinstance(module, (StandIn, nn.Embedding)):
         return True
     return all(parameter.dim() < 2 for parameter in module.parameters(recurse=False))

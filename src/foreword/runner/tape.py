@@ -9,14 +9,13 @@ be recorded and is refused.
 import ctypes
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from foreword.runner.attention.backend import Extent
+from foreword.runner.graphs import sizes
 from foreword.runner.native import machine
 
 _DECODES, _PREFILLS = (1, 2, 4, 8, 12, 16, 24, 32), (16, 32, 48, 64)
@@ -45,15 +44,7 @@ class Tape:
 class TapeRecorder:
     """Implements `graphs.Recorder`."""
 
-    extents = tuple(
-        sorted(
-            (
-                *(Extent(rows=rows, segments=rows, longest=1) for rows in _DECODES),
-                *(Extent(rows=rows, segments=_SEGMENTS, longest=rows) for rows in _PREFILLS),
-            ),
-            key=attrgetter("rows", "longest"),
-        )
-    )
+    extents = sizes(_DECODES, _PREFILLS, _SEGMENTS)
 
     def record(self, work: Callable[[], Tensor]) -> Tape:
         """See `graphs.Recorder`."""

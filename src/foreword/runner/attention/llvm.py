@@ -122,12 +122,10 @@ class LlvmStep:
         size = self._backend.memory.layout.block_size
         slots = [slot for segment in segments for slot in segment.slots(size)]
         tables = [block for segment in segments for block in segment.blocks]
-        last = self._backend.memory.num_blocks - 1
-        if tables and (min(tables) < 0 or max(tables) > last):
+        num_blocks = self._backend.memory.num_blocks
+        if tables and (min(tables) < 0 or max(tables) >= num_blocks):
             # A kernel would write wherever that is.
-            raise IndexError(
-                f"a step names block {min(tables) if min(tables) < 0 else max(tables)}; the last is {last}"
-            )
+            raise IndexError(f"a step names blocks from {min(tables)} to {max(tables)}; there are {num_blocks}")
         strips = {most: _cut(segments, most) for most in self._strips}
         if len(slots) > self._rows or len(tables) > len(self._tables):
             return False

@@ -115,3 +115,9 @@ class Scratch:
         begin = self.size
         self.size += -(-count // 64) * 64
         return begin
+
+
+def tile_shapes(rows: int = TILE_ROWS) -> bytes:
+    """What LDTILECFG reads: palette 1, all eight tiles 64 bytes wide and of 16 rows, but the first six of `rows`."""
+    widths = b"".join(TILE_BYTES.to_bytes(2, "little") for _ in range(8))
+    return bytes([1]) + bytes(15) + widths.ljust(32, b"\0") + bytes([rows] * 6 + [TILE_ROWS] * 2).ljust(16, b"\0")

@@ -12,10 +12,11 @@ anything past what has been written, and zero times NaN is NaN.
 """
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-from foreword.runner.native.form import CHUNK, NOTHING, TILED_ROWS, VECTORS, Form, Job, Scratch
-from foreword.runner.native.rows import Kind, full_tiles, write_rows
+from foreword.runner.native.form import CHUNK, NOTHING, TILED_ROWS, VECTORS, Form, Job, Scratch, tile_shapes
+from foreword.runner.native.rows import Kind, write_rows
+from foreword.runner.native.worker import Worker
 from foreword.runner.native.writer import (
     EXP2,
     F32,
@@ -25,7 +26,6 @@ from foreword.runner.native.writer import (
     I64,
     INTS,
     LANES,
-    POINTER,
     SHORTS,
     Value,
     Writer,
@@ -44,51 +44,36 @@ def write(form: Form) -> str:
 def _load_words(w: Writer, form: Form, base: Value, index: int) -> Value:
     """The 16 words from word `index` on of a vector in memory."""
     if form.half and not form.tiles:
-        shorts = w.load(SHORTS, base, 2 * index)
-        return w.b.shl(w.b.zext(shorts, INTS), w.ints([16] * LANES))
+        return w.load_halves(base, 2 * index)
     return w.load(INTS, base, 4 * index)
 
 
-class _Worker:
+class _Worker(Worker):
     """Writes `work(job)`."""
 
     def __init__(self, module: Value, form: Form, scratch: Scratch, groups: dict[Kind, Value]) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work")
+        super().__init__(module)
         self.form = form
-        self.scratch = scratch
+        self.places = scratch
         self.groups = groups
-        self.w = Writer(function)
-        self.job = function.args[0]
-        number = self._count_up(Job.WORKERS)
-        self.memory = self.w.at(self._pointer(Job.SCRATCH), self.w.times(number, scratch.size))
-        self.before = self.w.at(self.memory, scratch.before)
+        number = self.count_up(Job.WORKERS, self.w.number(1))
+        self.memory = self.w.at(self.pointer(Job.SCRATCH), self.w.times(number, scratch.size))
 
     def write(self) -> None:
         """Take items until there are none."""
-        w = self.w
-        ask, take, leave = (w.function.append_basic_block(name) for name in ("ask", "take", "leave"))
-        if self.form.tiles:
-            # Whoever else uses tiles on this thread finds them as they were.
-            w.call("llvm.x86.sttilecfg", ir.VoidType(), self.before)
-            w.call("llvm.x86.ldtilecfg", ir.VoidType(), w.constant(full_tiles()))
-        w.b.branch(ask)
-        w.b.position_at_end(ask)
-        item = self._count_up(Job.NEXT)
-        heads = w.number(self.form.kv_heads)
-        w.b.cbranch(w.b.icmp_signed("<", item, w.b.mul(self._field(Job.NUM_STRIPS), heads)), take, leave)
-        w.b.position_at_end(take)
-        strip = w.at(self._pointer(Job.STRIPS), w.times(w.b.sdiv(item, heads), 16))
-        self.head = w.b.srem(item, heads)
-        self.row, self.start, self.count, self.table = (
-            w.b.sext(w.load(I32, strip, 4 * place), I64) for place in range(4)
-        )
-        self.end = w.b.add(self.start, self.count)
-        self.first_key = w.b.sext(w.load(I32, self._pointer(Job.FIRST_KEYS), w.times(self.row, 4)), I64)
-        self._strip()
-        w.b.branch(ask)
-        w.b.position_at_end(leave)
-        if self.form.tiles:
-            w.call("llvm.x86.ldtilecfg", ir.VoidType(), self.before)
+        w, heads = self.w, self.w.number(self.form.kv_heads)
+        before = w.at(self.memory, self.places.before)
+        shaped = self.tiles(w.constant(tile_shapes()), before) if self.form.tiles else nullcontext()
+        items = w.b.mul(self.field(Job.NUM_STRIPS), heads)
+        with shaped, self.taking(Job.NEXT, w.number(1), items) as item:
+            strip = w.at(self.pointer(Job.STRIPS), w.times(w.b.sdiv(item, heads), 16))
+            self.head = w.b.srem(item, heads)
+            self.row, self.start, self.count, self.table = (
+                w.b.sext(w.load(I32, strip, 4 * place), I64) for place in range(4)
+            )
+            self.end = w.b.add(self.start, self.count)
+            self.first_key = w.b.sext(w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(self.row, 4)), I64)
+            self._strip()
         w.b.ret_void()
 
     def _strip(self) -> None:
@@ -104,8 +89,7 @@ class _Worker:
                 self._lay_out(vector, key)
             if form.tiles:
                 with w.loop(w.number(0), rows, TILED_ROWS) as row:
-                    left, full = w.b.sub(rows, row), w.number(TILED_ROWS)
-                    self._rows(row, w.b.select(w.b.icmp_signed("<", left, full), left, full), base, TILED_ROWS)
+                    self._rows(row, w.smaller(w.b.sub(rows, row), w.number(TILED_ROWS)), base, TILED_ROWS)
             else:
                 self._side_by_side(rows, base)
         with self._each_row() as (row, _, _, out):
@@ -122,18 +106,18 @@ class _Worker:
         with w.loop(w.number(0), self.count) as place, w.loop(w.number(0), w.number(form.group)) as member:
             head = w.b.add(w.times(self.head, form.group), member)
             row = w.b.add(self.row, place)
-            ahead = w.b.add(w.b.mul(row, self._field(Job.QUERY_ROW)), w.b.mul(head, self._field(Job.QUERY_HEAD)))
+            ahead = w.b.add(w.b.mul(row, self.field(Job.QUERY_ROW)), w.b.mul(head, self.field(Job.QUERY_HEAD)))
             number = w.b.add(w.times(row, form.group * form.kv_heads), head)
-            out = w.at(self._pointer(Job.OUT), w.times(number, form.value_dim * form.element))
-            yield w.b.add(w.times(place, form.group), member), place, w.at(self._pointer(Job.QUERY), ahead), (out, head)
+            out = w.at(self.pointer(Job.OUT), w.times(number, form.value_dim * form.element))
+            yield w.b.add(w.times(place, form.group), member), place, w.at(self.pointer(Job.QUERY), ahead), (out, head)
 
     def _begin_row(self, row: Value, place: Value, query: Value) -> None:
-        w, form, scratch = self.w, self.form, self.scratch
+        w, form, scratch = self.w, self.form, self.places
         for index in range(0, form.depth, LANES):
             words = _load_words(w, form, query, index)
             w.store(words, self.memory, w.plus(w.times(row, form.depth * 4), scratch.query + 4 * index))
         position = w.b.trunc(w.b.add(self.start, place), I32)
-        first = w.load(I32, self._pointer(Job.FIRST_KEYS), w.times(w.b.add(self.row, place), 4))
+        first = w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(w.b.add(self.row, place), 4))
         w.store(position, self.memory, w.plus(w.times(row, 4), scratch.position))
         w.store(first, self.memory, w.plus(w.times(row, 4), scratch.first_key))
         w.store(ir.Constant(F32, NOTHING), self.memory, w.plus(w.times(row, 4), scratch.highest))
@@ -153,7 +137,7 @@ class _Worker:
 
     def _rows(self, row: Value, count: Value, base: Value, most: int) -> None:
         """Take `count` rows through a chunk, by the functions for up to `most`, unless none of them sees any of it."""
-        w, scratch = self.w, self.scratch
+        w, scratch = self.w, self.places
         end = w.plus(base, CHUNK)
 
         def read(part: int, index: Value) -> Value:
@@ -170,7 +154,7 @@ class _Worker:
                 w.b.icmp_signed(">=", w.plus(read(scratch.position, row), 1), end),
                 w.b.icmp_signed("<=", read(scratch.first_key, last), base),
             )
-            scale, cap = (w.b.bitcast(w.b.trunc(self._field(field), I32), F32) for field in (Job.SCALE, Job.CAP))
+            scale, cap = (w.b.bitcast(w.b.trunc(self.field(field), I32), F32) for field in (Job.SCALE, Job.CAP))
             arguments = [self.memory, row, base, scale, cap, count]
             with w.b.if_else(whole) as (then, otherwise):
                 with then:
@@ -202,20 +186,20 @@ class _Worker:
         """Where 16 keys and values lie, from position `key` on."""
         w, form = self.w, self.form
         entry = w.b.add(self.table, w.b.sdiv(key, w.number(form.block_size)))
-        block = w.b.sext(w.load(I32, self._pointer(Job.TABLES), w.times(entry, 4)), I64)
-        block = w.b.mul(block, self._field(Job.SPAN))
+        block = w.b.sext(w.load(I32, self.pointer(Job.TABLES), w.times(entry, 4)), I64)
+        block = w.b.mul(block, self.field(Job.SPAN))
         inside = w.b.srem(key, w.number(form.block_size))
         token = w.b.add(w.times(self.head, form.block_size), inside)
         distances = (w.times(token, dim * form.element) for dim in (form.key_dim, form.value_dim))
         keys, values = (w.b.add(block, distance) for distance in distances)
-        return w.at(self._pointer(Job.KEYS), keys), w.at(self._pointer(Job.VALUES), values)
+        return w.at(self.pointer(Job.KEYS), keys), w.at(self.pointer(Job.VALUES), values)
 
     def _lay_out_keys(self, vector: Value, keys: Value) -> None:
         w, form = self.w, self.form
         for index in range(0, form.depth, LANES):
             rows = [_load_words(w, form, w.at(keys, i * form.key_dim * form.element), index) for i in range(LANES)]
             for i, column in enumerate(w.transpose(rows)):
-                place = w.plus(w.times(vector, 4 * LANES), self.scratch.keys + (index + i) * CHUNK * 4)
+                place = w.plus(w.times(vector, 4 * LANES), self.places.keys + (index + i) * CHUNK * 4)
                 w.store(column, self.memory, place)
 
     def _lay_out_values(self, vector: Value, key: Value, values: Value) -> None:
@@ -243,11 +227,11 @@ class _Worker:
     def _value_place(self, vector: Value, term: Value, column: int) -> Value:
         w, form = self.w, self.form
         number = w.b.add(w.times(vector, form.terms // VECTORS), term)
-        return w.plus(w.times(number, form.value_dim * 4), self.scratch.values + 4 * column)
+        return w.plus(w.times(number, form.value_dim * 4), self.places.values + 4 * column)
 
     def _finish_row(self, row: Value, out: tuple[Value, Value]) -> None:
         """Divide a row's sums by its total, in which a sink takes part."""
-        w, form, scratch = self.w, self.form, self.scratch
+        w, form, scratch = self.w, self.form, self.places
         b = w.b
         address, head = out
         totals = w.load(FLOATS, self.memory, w.plus(w.times(row, LANES * 4), scratch.total))
@@ -256,7 +240,7 @@ class _Worker:
             total = b.fadd(total, b.extract_element(totals, ir.Constant(I32, lane)))
         total, factor = w.splat(total), w.floats(1.0)
         if form.sinks:
-            sink = w.splat(w.load(F32, self._pointer(Job.SINKS), w.times(head, 4)))
+            sink = w.splat(w.load(F32, self.pointer(Job.SINKS), w.times(head, 4)))
             before = w.splat(w.load(F32, self.memory, w.plus(w.times(row, 4), scratch.highest)))
             highest = w.larger(before, sink)
             factor = w.exp2(b.fsub(before, highest), EXP2)
@@ -265,12 +249,3 @@ class _Worker:
             mixed = w.load(FLOATS, self.memory, w.plus(w.times(row, form.value_dim * 4), scratch.mixed + 4 * column))
             mixed = b.fdiv(b.fmul(mixed, factor), total)
             w.store(b.fptrunc(mixed, HALVES) if form.half else mixed, address, form.element * column)
-
-    def _count_up(self, field: Job) -> Value:
-        return self.w.b.atomic_rmw("add", self.w.at(self.job, 8 * field), self.w.number(1), "monotonic")
-
-    def _field(self, field: Job) -> Value:
-        return self.w.load(I64, self.job, 8 * field)
-
-    def _pointer(self, field: Job) -> Value:
-        return self.w.load(POINTER, self.job, 8 * field)

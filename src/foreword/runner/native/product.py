@@ -12,7 +12,8 @@ from enum import IntEnum
 
 from foreword.runner.native.activation import Activation, activate
 from foreword.runner.native.form import TILE_BYTES, TILE_ROWS
-from foreword.runner.native.writer import FLOATS, HALVES, I8, I32, I64, LANES, POINTER, Value, Writer, ir
+from foreword.runner.native.worker import Worker
+from foreword.runner.native.writer import FLOATS, HALVES, I8, I32, I64, LANES, Value, ir
 
 COLUMNS = 32
 """Of a block's weights: two tiles side by side."""
@@ -51,13 +52,6 @@ class Job(IntEnum):
     """What LDTILECFG reads."""
 
 
-def tile_shapes(rows: int) -> bytes:
-    """What LDTILECFG reads: palette 1; sums and left sides of up to 16 rows, right sides of 16; all 64 bytes wide."""
-    own = min(rows, TILE_ROWS)
-    widths = b"".join(TILE_BYTES.to_bytes(2, "little") for _ in range(8))
-    return bytes([1]) + bytes(15) + widths.ljust(32, b"\0") + bytes([own] * _RIGHT + [TILE_ROWS] * 2).ljust(16, b"\0")
-
-
 def write(gate: Activation | None = None) -> str:
     """The kernel's LLVM code; its way in is `work(job)`.
 
@@ -69,52 +63,39 @@ def write(gate: Activation | None = None) -> str:
     return str(module)
 
 
-class _Worker:
+class _Worker(Worker):
     """Writes `work(job)`."""
 
     def __init__(self, module: Value, gate: Activation | None) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work")
-        self.w = Writer(function)
+        super().__init__(module)
         self.gate: Activation | None = gate
         self.width = COLUMNS if gate is None else COLUMNS // 2
         """Columns of the result that a block makes."""
-        self.job = function.args[0]
-        self.sums = self._scratch(_ROWS * COLUMNS * 4)
-        self.before = self._scratch(TILE_BYTES)
+        self.sums = self.scratch(_ROWS * COLUMNS * 4)
+        self.before = self.scratch(TILE_BYTES)
 
     def write(self) -> None:
         """Take items until there are none."""
-        w = self.w
-        ask, take, leave = (w.function.append_basic_block(name) for name in ("ask", "take", "leave"))
-        # Whoever else uses tiles on this thread finds them as they were.
-        w.call("llvm.x86.sttilecfg", ir.VoidType(), self.before)
-        w.call("llvm.x86.ldtilecfg", ir.VoidType(), self._pointer(Job.TILES))
-        w.b.branch(ask)
-        w.b.position_at_end(ask)
-        item = w.b.atomic_rmw("add", w.at(self.job, 8 * Job.NEXT), w.number(1), "monotonic")
-        w.b.cbranch(w.b.icmp_signed("<", item, self._field(Job.ITEMS)), take, leave)
-        w.b.position_at_end(take)
-        self._item(item)
-        w.b.branch(ask)
-        w.b.position_at_end(leave)
-        w.call("llvm.x86.ldtilecfg", ir.VoidType(), self.before)
-        w.b.ret_void()
+        items = self.field(Job.ITEMS)
+        with self.tiles(self.pointer(Job.TILES), self.before), self.taking(Job.NEXT, self.w.number(1), items) as item:
+            self._item(item)
+        self.w.b.ret_void()
 
     def _item(self, item: Value) -> None:
-        w, blocks, strip = self.w, self._field(Job.BLOCKS), self._field(Job.STRIP)
+        w, blocks, strip = self.w, self.field(Job.BLOCKS), self.field(Job.STRIP)
         block = w.b.srem(item, blocks)
         first = w.b.mul(w.b.sdiv(item, blocks), strip)
-        end = self._smaller(w.b.add(first, strip), self._field(Job.ROWS))
-        self.steps, self.x_row = self._field(Job.STEPS), self._field(Job.X_ROW)
-        self.weight = w.at(self._pointer(Job.WEIGHT), w.b.mul(block, w.times(self.steps, _STEP_BYTES)))
+        end = w.smaller(w.b.add(first, strip), self.field(Job.ROWS))
+        self.steps, self.x_row = self.field(Job.STEPS), self.field(Job.X_ROW)
+        self.weight = w.at(self.pointer(Job.WEIGHT), w.b.mul(block, w.times(self.steps, _STEP_BYTES)))
         column = w.times(block, self.width)
-        self.bias = w.at(self._pointer(Job.BIAS), w.times(block, COLUMNS * 4))
+        self.bias = w.at(self.pointer(Job.BIAS), w.times(block, COLUMNS * 4))
         begin, width = (
-            w.b.sext(w.load(I32, self._pointer(Job.PARTS), w.plus(w.times(block, 8), 4 * place)), I64)
+            w.b.sext(w.load(I32, self.pointer(Job.PARTS), w.plus(w.times(block, 8), 4 * place)), I64)
             for place in range(2)
         )
-        ahead = w.b.add(w.b.mul(begin, self._field(Job.ROWS)), w.b.sub(column, begin))
-        self.out, self.out_row = w.at(self._pointer(Job.OUT), w.times(ahead, 2)), w.times(width, 2)
+        ahead = w.b.add(w.b.mul(begin, self.field(Job.ROWS)), w.b.sub(column, begin))
+        self.out, self.out_row = w.at(self.pointer(Job.OUT), w.times(ahead, 2)), w.times(width, 2)
         rest = w.b.add(first, w.times(w.b.sdiv(w.b.sub(end, first), w.number(_ROWS)), _ROWS))
         full = w.number(TILE_ROWS)
         with w.loop(first, rest, _ROWS) as row:
@@ -123,13 +104,13 @@ class _Worker:
             self._rows(rest, full, tiles=1)
         with w.b.if_then(w.b.icmp_signed(">", end, rest)):
             # The last tile is a full one where there are so many rows: some are computed twice, to the same bits.
-            count = self._smaller(end, full)
+            count = w.smaller(end, full)
             self._rows(w.b.sub(end, count), count, tiles=1)
 
     def _rows(self, row: Value, count: Value, *, tiles: int) -> None:
         """Compute `count` rows from `row` on, which take so many tiles."""
         w = self.w
-        x = w.at(self._pointer(Job.X), w.b.mul(row, self.x_row))
+        x = w.at(self.pointer(Job.X), w.b.mul(row, self.x_row))
         for number in range(2 * tiles):
             w.call("llvm.x86.tilezero", ir.VoidType(), ir.Constant(I8, number))
         with w.loop(w.number(0), self.steps) as step:
@@ -163,17 +144,3 @@ class _Worker:
         w, b = self.w, self.w.b
         opened = b.fptrunc(activate(w, gate, b.fpext(value, FLOATS)), HALVES)
         return b.fptrunc(b.fmul(b.fpext(opened, FLOATS), b.fpext(other, FLOATS)), HALVES)
-
-    def _scratch(self, size: int) -> Value:
-        place = self.w.b.alloca(ir.ArrayType(I8, size))
-        place.align = 64
-        return self.w.b.bitcast(place, POINTER)
-
-    def _smaller(self, a: Value, b: Value) -> Value:
-        return self.w.b.select(self.w.b.icmp_signed("<", a, b), a, b)
-
-    def _field(self, field: Job) -> Value:
-        return self.w.load(I64, self.job, 8 * field)
-
-    def _pointer(self, field: Job) -> Value:
-        return self.w.load(POINTER, self.job, 8 * field)

@@ -235,9 +235,3 @@ def _mix(w: Writer, form: Form, scratch: Scratch, at: tuple[Value, Value], count
         for i in range(count):
             for slot, place in zip(sums[i], places[i], strict=True):
                 w.store(w.b.load(slot, typ=FLOATS), memory, place)
-
-
-def full_tiles() -> bytes:
-    """What LDTILECFG reads: palette 1, and of all eight tiles the bytes of a row and the number of rows."""
-    widths = b"".join(TILE_BYTES.to_bytes(2, "little") for _ in range(8))
-    return bytes([1]) + bytes(15) + widths.ljust(32, b"\0") + bytes([TILE_ROWS] * 8).ljust(16, b"\0")

@@ -11,19 +11,8 @@ from enum import IntEnum
 from typing import Literal, cast
 
 from foreword.runner.native.activation import Activation, activate
-from foreword.runner.native.writer import (
-    F32,
-    FLOATS,
-    HALVES,
-    I64,
-    INTS,
-    LANES,
-    POINTER,
-    SHORTS,
-    Value,
-    Writer,
-    ir,
-)
+from foreword.runner.native.worker import Worker
+from foreword.runner.native.writer import F32, FLOATS, HALVES, LANES, Value, ir
 
 STEP = 2 * LANES
 """Numbers of a row are taken so many at a time, or half as many from each of its halves."""
@@ -81,16 +70,14 @@ def write(form: Form) -> str:
     return str(module)
 
 
-class _Worker:
+class _Worker(Worker):
     """Writes `work(job)`."""
 
     def __init__(self, module: Value, form: Form) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work")
+        super().__init__(module)
         self.form = form
-        self.w = Writer(function)
-        self.job = function.args[0]
         self.element = 2 if form.half else 4
-        self.size = self._field(Job.SIZE)
+        self.size = self.field(Job.SIZE)
 
     def write(self) -> None:
         """Take rows until there are none."""
@@ -102,23 +89,17 @@ class _Worker:
             "gelu": self._gate,
             "turn": self._turn,
         }[self.form.kind]
-        ask, take, leave = (w.function.append_basic_block(name) for name in ("ask", "take", "leave"))
-        strip, rows = self._field(Job.STRIP), self._field(Job.ROWS)
-        w.b.branch(ask)
-        w.b.position_at_end(ask)
-        first = w.b.atomic_rmw("add", w.at(self.job, 8 * Job.NEXT), strip, "monotonic")
-        w.b.cbranch(w.b.icmp_signed("<", first, rows), take, leave)
-        w.b.position_at_end(take)
-        end = w.b.add(first, strip)
-        with w.loop(first, w.b.select(w.b.icmp_signed("<", end, rows), end, rows)) as row:
+        strip, rows = self.field(Job.STRIP), self.field(Job.ROWS)
+        with (
+            self.taking(Job.NEXT, strip, rows) as first,
+            w.loop(first, w.smaller(w.b.add(first, strip), rows)) as row,
+        ):
             write_row(row)
-        w.b.branch(ask)
-        w.b.position_at_end(leave)
         w.b.ret_void()
 
     def _norm(self, row: Value) -> None:
         w, b = self.w, self.w.b
-        x, out = self._row(Job.X, row, self._field(Job.X_ROW)), self._out(row, self.size)
+        x, out = self._row(Job.X, row, self.field(Job.X_ROW)), self._out(row, self.size)
         sums = [w.slot(), w.slot()]
         for slot in sums:
             b.store(w.floats(0.0), slot)
@@ -128,9 +109,9 @@ class _Worker:
                 b.store(w.fma(own, own, b.load(slot, typ=FLOATS)), slot)
         total = w.across(b.fadd(*(b.load(slot, typ=FLOATS) for slot in sums)), b.fadd)
         mean = b.fdiv(total, w.splat(b.sitofp(self.size, F32)))
-        epsilon = w.splat(b.bitcast(b.trunc(self._field(Job.Z), ir.IntType(32)), F32))
+        epsilon = w.splat(b.bitcast(b.trunc(self.field(Job.Z), ir.IntType(32)), F32))
         factor = b.fdiv(w.floats(1.0), w.call("llvm.sqrt.v16f32", FLOATS, b.fadd(mean, epsilon)))
-        weight = self._pointer(Job.Y)
+        weight = self.pointer(Job.Y)
         with self._columns() as column:
             for i in range(2):
                 place = w.plus(column, LANES * i)
@@ -141,8 +122,8 @@ class _Worker:
 
     def _gate(self, row: Value) -> None:
         w, b = self.w, self.w.b
-        x, out = self._row(Job.X, row, self._field(Job.X_ROW)), self._out(row, self.size)
-        y = self._row(Job.Y, row, self._field(Job.X_ROW))
+        x, out = self._row(Job.X, row, self.field(Job.X_ROW)), self._out(row, self.size)
+        y = self._row(Job.Y, row, self.field(Job.X_ROW))
         kind = cast("Activation", self.form.kind)
         with self._columns() as column:
             for i in range(2):
@@ -152,13 +133,13 @@ class _Worker:
 
     def _turn(self, row: Value) -> None:
         w, b = self.w, self.w.b
-        heads = self._field(Job.HEADS)
+        heads = self.field(Job.HEADS)
         half = b.sdiv(self.size, w.number(2))
         cos, sin = (self._row(field, row, w.times(self.size, self.element)) for field in (Job.Y, Job.Z))
-        x, out = self._row(Job.X, row, self._field(Job.X_ROW)), self._out(row, b.mul(self.size, heads))
+        x, out = self._row(Job.X, row, self.field(Job.X_ROW)), self._out(row, b.mul(self.size, heads))
         with w.loop(w.number(0), heads) as head, w.loop(w.number(0), half, LANES) as low:
             high = b.add(low, half)
-            own = w.at(x, b.mul(head, self._field(Job.X_HEAD)))
+            own = w.at(x, b.mul(head, self.field(Job.X_HEAD)))
             to = w.at(out, b.mul(head, w.times(self.size, self.element)))
             first, second = self._load(own, low), self._load(own, high)
             for place, x1, x2 in ((low, first, b.fneg(second)), (high, second, first)):
@@ -176,8 +157,7 @@ class _Worker:
         w = self.w
         if not self.form.half:
             return w.load(FLOATS, base, w.times(place, 4))
-        words = w.b.zext(w.load(SHORTS, base, w.times(place, 2)), INTS)
-        return w.b.bitcast(w.b.shl(words, w.ints([16] * LANES)), FLOATS)
+        return w.b.bitcast(w.load_halves(base, w.times(place, 2)), FLOATS)
 
     def _store(self, value: Value, base: Value, place: Value) -> None:
         w = self.w
@@ -189,13 +169,7 @@ class _Worker:
         return b.fpext(b.fptrunc(value, HALVES), FLOATS) if self.form.half else value
 
     def _row(self, field: Job, row: Value, distance: Value) -> Value:
-        return self.w.at(self._pointer(field), self.w.b.mul(row, distance))
+        return self.w.at(self.pointer(field), self.w.b.mul(row, distance))
 
     def _out(self, row: Value, count: Value) -> Value:
         return self._row(Job.OUT, row, self.w.times(count, self.element))
-
-    def _field(self, field: Job) -> Value:
-        return self.w.load(I64, self.job, 8 * field)
-
-    def _pointer(self, field: Job) -> Value:
-        return self.w.load(POINTER, self.job, 8 * field)

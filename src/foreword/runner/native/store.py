@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from foreword.runner.native.writer import I64, INTS, POINTER, Value, Writer, ir
+from foreword.runner.native.worker import Worker
+from foreword.runner.native.writer import I64, INTS, Value, ir
 
 _VECTOR_BYTES = 64
 STRIP = 16
@@ -45,35 +46,28 @@ class Form:
 def write(form: Form) -> str:
     """The kernel's LLVM code; its way in is `work(job)`."""
     module = ir.Module("store")
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "work")
-    w, job = Writer(function), function.args[0]
-    ask, take, leave = (function.append_basic_block(name) for name in ("ask", "take", "leave"))
-    rows = w.load(I64, job, 8 * Job.ROWS)
-    w.b.branch(ask)
-    w.b.position_at_end(ask)
-    first = w.b.atomic_rmw("add", w.at(job, 8 * Job.NEXT), w.number(STRIP), "monotonic")
-    w.b.cbranch(w.b.icmp_signed("<", first, rows), take, leave)
-    w.b.position_at_end(take)
-    end = w.plus(first, STRIP)
-    with w.loop(first, w.b.select(w.b.icmp_signed("<", end, rows), end, rows)) as row:
-        slot = w.load(I64, w.load(POINTER, job, 8 * Job.SLOTS), w.times(row, 8))
+    worker = Worker(module)
+    w, rows = worker.w, worker.field(Job.ROWS)
+    with (
+        worker.taking(Job.NEXT, w.number(STRIP), rows) as first,
+        w.loop(first, w.smaller(w.plus(first, STRIP), rows)) as row,
+    ):
+        slot = w.load(I64, worker.pointer(Job.SLOTS), w.times(row, 8))
         with w.b.if_then(w.b.icmp_signed(">=", slot, w.number(0))):
-            _copy(w, form, (job, row, slot), Job.KEY, form.key_bytes)
-            _copy(w, form, (job, row, slot), Job.VALUE, form.value_bytes)
-    w.b.branch(ask)
-    w.b.position_at_end(leave)
+            _copy(worker, form, (row, slot), Job.KEY, form.key_bytes)
+            _copy(worker, form, (row, slot), Job.VALUE, form.value_bytes)
     w.b.ret_void()
     return str(module)
 
 
-def _copy(w: Writer, form: Form, at: tuple[Value, Value, Value], what: Job, size: int) -> None:
+def _copy(worker: Worker, form: Form, at: tuple[Value, Value], what: Job, size: int) -> None:
     """Copy the vectors of all heads of a row; the four fields from `what` on say from where and to where."""
-    job, row, slot = at
+    w, (row, slot) = worker.w, at
     source, row_bytes, head_bytes, target = (
-        w.load(POINTER if i in (0, 3) else I64, job, 8 * (what + i)) for i in range(4)
+        worker.pointer(what + i) if i in (0, 3) else worker.field(what + i) for i in range(4)
     )
     block, place = (op(slot, w.number(form.block_size)) for op in (w.b.sdiv, w.b.srem))
-    block = w.b.mul(block, w.load(I64, job, 8 * Job.SPAN))
+    block = w.b.mul(block, worker.field(Job.SPAN))
     with w.loop(w.number(0), w.number(form.kv_heads)) as head:
         ahead = w.b.add(w.b.mul(row, row_bytes), w.b.mul(head, head_bytes))
         inside = w.times(w.b.add(w.times(head, form.block_size), place), size)

@@ -126,6 +126,14 @@ class Writer:
         """Multiply and add, rounded once: a * b + c."""
         return self.call("llvm.fma.v16f32", FLOATS, a, b, c)
 
+    def smaller(self, a: Value, b: Value) -> Value:
+        """The smaller of two integers."""
+        return self.b.select(self.b.icmp_signed("<", a, b), a, b)
+
+    def load_halves(self, base: Value, distance: Value = 0) -> Value:
+        """16 numbers of bfloat16 out of memory, as the words of float32 that they are the upper halves of."""
+        return self.b.shl(self.b.zext(self.load(SHORTS, base, distance), INTS), self.ints([16] * LANES))
+
     def larger(self, a: Value, b: Value) -> Value:
         """The larger in each lane; neither may be NaN."""
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
