@@ -101,7 +101,7 @@ def test_the_second_signal_leaves_at_once_even_if_a_client_never_reads(server: S
     with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         body = json.dumps({"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 20})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         deaf.sendall((head + body).encode())
         server.wait_until_running(2)
         server.process.send_signal(name)

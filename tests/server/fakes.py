@@ -323,7 +323,7 @@ class World:
     def client(self, key: str | None = None) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app(), raise_app_exceptions=False)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

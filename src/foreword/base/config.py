@@ -108,6 +108,9 @@ class ServerConfig:
     """Address to listen on. Any other than loopback needs --api-keys or --insecure."""
     port: int = 8000
     """Port to listen on."""
+    allowed_hosts: str | None = None
+    """Names, with commas between them, under which clients and web pages reach the server, beside localhost, IP
+    addresses and the name of --host: those of a proxy, a container, or this machine on its network. `*` takes any."""
     api_keys: str | None = None
     """File of API keys, made by `foreword keys add`. Each key belongs to a tenant, and tenants share nothing but public
     heads. None: one tenant, no keys."""
@@ -125,8 +128,19 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535")
+        for name in self.host_names():
+            if name != "*" and not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", name):
+                raise ConfigError(
+                    f"allowed_hosts names {name!r}; give names such as llm.example.com, without scheme and port and"
+                    " with commas between them, or *"
+                )
         if self.public_heads is not None and self.api_keys is None:
             raise ConfigError("public_heads needs api_keys: without them there is one tenant, and nobody to share with")
+
+    def host_names(self) -> tuple[str, ...]:
+        """The names in `allowed_hosts`, in small letters."""
+        names = () if self.allowed_hosts is None else self.allowed_hosts.lower().split(",")
+        return tuple(name.strip().removesuffix(".") for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from foreword.base.errors import ForewordError
 from foreword.server import admin, cache_api, chat, dashboard, errors, paths, state
 from foreword.server.auth import Authentication, admin_only
 from foreword.server.delivery import ClientGone
+from foreword.server.hosts import HostCheck
 from foreword.server.intake import BodyLimit
 from foreword.server.openai import chat_completions, completions, models
 from foreword.server.openai.requests import ChatRequest, CompletionRequest
@@ -50,8 +51,10 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.started = int(time.time())
-    app.add_middleware(BodyLimit, max_body_bytes=service.config.server.max_body_bytes, metrics=service.metrics)
-    app.add_middleware(Authentication, keys=service.keys, metrics=service.metrics)  # the outermost: it comes first
+    config, metrics = service.config.server, service.metrics
+    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes, metrics=metrics)
+    app.add_middleware(Authentication, keys=service.keys, metrics=metrics)
+    app.add_middleware(HostCheck, config=config, metrics=metrics)  # the outermost: it comes first
     _add_error_forms(app)
     _add_generation(
         app, "/v1/chat/completions", chat_completions.create_chat_completion, (ChatRequest, ChatCompletion), _STREAM

@@ -57,20 +57,11 @@ async def read(request: Request, form: type[WireT], *, default: bytes = b"") -> 
 
     `default` stands for a body that was left out.
     """
-    _check_origin(request)
     body = await request.body() or default
     request.state.arrived_s = service_of(request).engine.now()
     if len(body) <= SMALL_BODY_BYTES:
         return _parse(body, form)
     return await anyio.to_thread.run_sync(_parse, body, form)
-
-
-def _check_origin(request: Request) -> None:
-    """A page of another site, open in a browser on this machine, must not reach a server that asks for no key."""
-    origin = request.headers.get("origin")
-    if origin is not None and origin.split("://")[-1] != request.headers.get("host"):
-        message = f"Requests from pages of {origin[:100]} are not taken; send them from a program, or through a proxy."
-        raise Refused(Refusal(status=403, message=message, code="foreign_origin"))
 
 
 def _parse(body: bytes, form: type[WireT]) -> WireT:
