@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
+from foreword.base.ids import BlockId, RequestId
+from foreword.base.params import Sampling
 from foreword.runner.attention.backend import Extent, Ground
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.attention.triton import TritonBackend, room_for
@@ -13,6 +15,7 @@ from foreword.runner.attention.work import Cutting
 from foreword.runner.graphs import Recorded, holding, ladder
 from foreword.runner.runner import ModelRunner
 from foreword.runner.survey import survey
+from foreword.schedule.plan import Chunk, Draw, Plan
 from tests.parity.desk import Desk, random_tokens
 from tests.runner.models import CONFIGS, build, own_answer, runner_around
 from tests.runner.paged import DEVICE
@@ -106,6 +109,21 @@ def test_replays_answer_as_the_library_does(recording: tuple[ModelRunner, Tape])
         theirs = own_answer(model, prompt, 3)
         assert line.tokens[len(prompt) :][: len(theirs)] == theirs
         assert len(answer) == 2
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="compiled kernels take no host tensors")
+def test_steps_that_are_recorded_say_so(recording: tuple[ModelRunner, Tape]) -> None:
+    runner, tape = recording
+
+    def execute(start: int, count: int) -> bool:
+        tokens = tuple(random_tokens(count, seed=start))
+        chunk = Chunk(RequestId("a"), start, tokens, (BlockId(0), BlockId(1)), Draw(Sampling(max_tokens=9), 0))
+        return runner.execute(Plan(0, (chunk,))).recorded
+
+    assert [execute(0, 5), execute(5, 3), execute(8, 1), execute(9, 1)] == [True, False, True, False]
+    tape.breaks = True
+    assert [execute(10, 20) for _ in range(5)] == [True, True, True, False, False], "three sizes are tried"
+    assert tape.recorded == 2
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="compiled kernels take no host tensors")

@@ -1,5 +1,7 @@
 """Promises of the scheduler that random commands would not show by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from foreword.base.errors import InvariantBroken, RequestError
@@ -169,6 +171,16 @@ def test_the_next_plan_can_be_made_while_a_step_runs() -> None:
         house.events += house.scheduler.commit(plan, house.runner.execute(plan), 0).events
     house.drain()
     assert house.tokens("a") == answer([1, 2, 3, 4, 5, 6], 3)
+
+
+def test_an_outcome_says_that_its_step_was_recorded() -> None:
+    house = House(64)
+    house.add("a", [1, 2, 3], max_tokens=2)
+    for recorded in (True, False):
+        plan = house.scheduler.plan(0)
+        assert plan is not None
+        result = replace(house.runner.execute(plan), recorded=recorded)
+        assert house.scheduler.commit(plan, result, 0).stats.recorded is recorded
 
 
 def test_commits_out_of_order_are_refused() -> None:

@@ -117,6 +117,8 @@ class Graphs:
         self._device = device
         self._extents = recorder.extents
         self._frames: dict[Extent, _Frame | None] = {}
+        self.num_tries = 0
+        """Sizes that were recorded, or turned out not to be recordable; a step in which that happens takes longer."""
 
     def run(self, batch: Batch) -> Tensor | None:
         """Logits of the rows that sample, valid until the next run; None: compute this step as usual.
@@ -148,6 +150,7 @@ class Graphs:
     def _record(self, frame: _Frame) -> _Frame | None:
         """Record a frame over the first batch that it holds."""
         ids, positions, wanted = frame.inputs()
+        self.num_tries += 1
         try:
             recorded = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
         except RuntimeError as error:

@@ -112,6 +112,7 @@ class ModelRunner:
                 return StepResult({})
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
             batch = build(plan.chunks, tokens, self._room(plan.num_tokens))
+            num_tries = self._num_tries
             logits = None if self._graphs is None else self._graphs.run(batch)
             if logits is None:
                 logits = self._forward(batch)
@@ -119,7 +120,7 @@ class ModelRunner:
         drawn = {request: one for (request, _), one in zip(batch.drawing, samples, strict=True)}
         for request, one in drawn.items():
             self._remember(request, one.token)
-        return StepResult(drawn)
+        return StepResult(drawn, recorded=self._num_tries > num_tries)
 
     def reload(self) -> Mapping[str, str]:
         """Load the model again from where it came, while nothing is computed; its ingredients.
@@ -158,6 +159,10 @@ class ModelRunner:
             tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
             batch = build(plan.chunks, tokens, self._room(plan.num_tokens))
             return self._forward(batch, torch.arange(plan.num_tokens))
+
+    @property
+    def _num_tries(self) -> int:
+        return 0 if self._graphs is None else self._graphs.num_tries
 
     def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""

@@ -345,6 +345,7 @@ class Scheduler:
             tokens_recomputed=tally.recomputed,
             tokens_generated=tally.generated,
             num_preemptions=preemptions,
+            recorded=result.recorded,
             tenants=tally.tenants,
         )
         return Outcome(plan.step, tuple(events), stats)

@@ -117,7 +117,7 @@ class Metrics:
             self._lookups.labels(reason)
             self._missed.labels(reason)
         self._tracks: dict[RequestId, _Track] = {}
-        self._step_tokens = 0
+        self._stats = StepStats()
         self.pace = Pace()
         """What a token of a step costs."""
 
@@ -132,14 +132,15 @@ class Metrics:
             self._tenants.step(stats)
             for event in outcome.events:
                 self._count_event(event, now)
-        self._step_tokens = stats.num_tokens
+        self._stats = stats
 
     def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
         """Add the whole time of the step that was observed last, and the part of it that was not the forward pass."""
         with self._lock:
             self._step.observe(step_s)
             self._bookkeeping.observe(bookkeeping_s)
-        self.pace.add(self._step_tokens, step_s)
+        if not self._stats.recorded:
+            self.pace.add(self._stats.num_tokens, step_s)
 
     def count_refusal(self, status: int) -> None:
         """Count a request that was answered with an HTTP error instead of reaching its end in the engine."""
