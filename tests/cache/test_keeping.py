@@ -75,7 +75,7 @@ class Beside:
         assert {chain.hashes[len(p) // BLOCK - 1] for p in held} == kept
 
     def prefix_of(self, block: BlockId) -> Prefix:
-        return next(p for p in self.naive.entries if Chain(SPACE, p).hashes[-1] == self.cache._pool.hash_of(block))
+        return next(p for p in self.naive.entries if Chain(SPACE, p).hashes[-1] == self.cache._index.name_of(block))
 
     def check_reason(self, chain: Chain, reach: Reach, matched: int, limit: int) -> None:
         """The naive way to say why."""
@@ -172,7 +172,7 @@ class Beside:
 
 
 def lease_names(cache: PrefixCache, lease: Lease) -> list[bytes]:
-    names = (cache._pool.hash_of(block) for block in lease.held())
+    names = (cache._index.name_of(block) for block in lease.held())
     return [name for name in names if name is not None]
 
 

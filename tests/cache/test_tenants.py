@@ -179,7 +179,7 @@ def test_blocks_given_together_are_those_given_one_by_one(
         made = {owner: Shelf(owner) for owner in stock}
         for number, (owner, (usual, pinned, held)) in enumerate(stock.items()):
             for rank, count in ((50, usual), (PINNED, pinned)):
-                made[owner].line(rank).update({BlockId(1000 * number + rank + i): 0.0 for i in range(count)})
+                made[owner].line(rank).update((BlockId(1000 * number + rank + i), None) for i in range(count))
             made[owner].num_published = usual + pinned + held
         return made
 

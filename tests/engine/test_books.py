@@ -122,7 +122,7 @@ def test_a_contradiction_that_names_nobody_stops_everybody(caplog: pytest.LogCap
     house = House()
     house.ask([*HEAD, 1], RED)
     chain = Chain(SPACE, HEAD, tenant=RED)
-    house.cache._index.drop(chain.hashes[-1])
+    house.cache._index.drop(house.cache._index.blocks(chain.hashes[-1:]))
     house.ask([6], BLUE)
     assert "prompts of everybody" in caplog.text
     assert [house.ask([*HEAD, 2], who) for who in (RED, RED, BLUE, BLUE)] == [0] * 4

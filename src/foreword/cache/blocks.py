@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from foreword.base.errors import InvariantBroken
-from foreword.base.ids import BlockHash, BlockId
+from foreword.base.ids import BlockId
 from foreword.cache.expiry import NEVER, Expiry
 
 PINNED = 101
@@ -26,8 +26,8 @@ PINNED = 101
 _PINS = 2 * PINNED
 _MOST_PROVEN = 3, 4
 
-Line = OrderedDict[BlockId, float]
-"""Unheld blocks of one owner, equally dear, in the order in which they were let go, each with that moment."""
+Rank = tuple[float, float]
+"""Hits and last use of a block, `NEVER` while it is held; what an order goes by stands first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,16 @@ class Worth:
     """Seconds after its last use for which it can be found; `NEVER` has no end."""
 
 
+class Line(OrderedDict[BlockId, None]):
+    """Unheld blocks of one owner, equally dear, in the order in which they were let go."""
+
+    __slots__ = ("shelf",)
+
+    def __init__(self, shelf: "Shelf") -> None:
+        super().__init__()
+        self.shelf = shelf
+
+
 class Shelf:
     """One owner's published blocks; the unheld ones in lines: two for each rank, new ones and proven ones.
 
@@ -68,9 +78,9 @@ class Shelf:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that nobody holds. Safe to call from any thread (it may be a moment old)."""
         total = 0
-        for line in self.lines.values():
+        for line in self.lines.values():  # a new line comes with a new dictionary
             total += len(line)
         return total
 
@@ -92,18 +102,19 @@ class Shelf:
         place = _PINS if rank == PINNED else 2 * rank + proven
         line = self.lines.get(place)
         if line is None:
-            line = Line()
+            line = Line(self)
             self.lines = dict(sorted({**self.lines, place: line}.items()))
         return line
 
     def outdated(self) -> tuple[Line, Line, int] | None:
         """Where proven blocks of the lowest rank stand, where new ones do, and how many too many are proven, if any."""
-        place = next((place for place, line in self.lines.items() if line), _PINS)
-        if place == _PINS:
-            return None
-        proven, (most, of) = self.line(place // 2, proven=True), _MOST_PROVEN
-        surplus = len(proven) - self.num_published * most // of
-        return (proven, self.line(place // 2), surplus) if surplus > 0 else None
+        most, of = _MOST_PROVEN
+        for place, line in self.lines.items():
+            if line:
+                proven = None if place == _PINS else self.lines.get(place | 1)  # of the same rank
+                surplus = 0 if proven is None else len(proven) - self.num_published * most // of
+                return None if proven is None or surplus <= 0 else (proven, self.line(place // 2), surplus)
+        return None
 
     def order(self) -> list[BlockId]:
         """The unheld blocks, the next to be evicted first."""
@@ -130,36 +141,33 @@ class BlockPool:
     __slots__ = (
         "_expiry",
         "_free",
-        "_hashes",
         "_holders",
         "_line_of",
         "_owners",
         "_proven",
-        "_shelf_of",
         "_shelves",
+        "_used",
         "_worths",
         "hits",
         "now",
         "num_blocks",
-        "num_cached",
     )
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._holders = [0] * num_blocks
-        self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._owners = [""] * num_blocks
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]
         self._shelves: dict[str, Shelf] = {}
-        self._shelf_of: list[Shelf | None] = [None] * num_blocks
         self._line_of: list[Line | None] = [None] * num_blocks
-        # Where a published block stands while nobody holds it.
+        # Where a block with a hash stands while nobody holds it; its hash is the index's to know.
+        self._used = [0.0] * num_blocks
+        # When such a block was last let go; NEVER while it is held.
         self._worths: list[Worth] = [Worth(0, NEVER)] * num_blocks
         self._proven = [False] * num_blocks
         self._expiry = Expiry()
         self.hits = [0] * num_blocks
         """How often each published block was matched."""
-        self.num_cached = 0
         self.now = 0.0
         """The moment of whatever happens next."""
 
@@ -175,12 +183,10 @@ class BlockPool:
 
     def state(self) -> PoolState:
         """The pool in numbers. Safe to call from any thread (it may be a moment old)."""
-        free, cached = len(self._free), self.num_cached
+        free, cached = len(self._free), 0
+        for shelf in tuple(self._shelves.values()):
+            cached += shelf.num_cached
         return PoolState(self.num_blocks, free, cached, self.num_blocks - free - cached)
-
-    def hash_of(self, block: BlockId) -> BlockHash | None:
-        """The hash under which the block is published, if it is."""
-        return self._hashes[block]
 
     def owner_of(self, block: BlockId) -> str:
         """Whose a held or cached block is: the tenant that took it, until a hash gives it to another owner."""
@@ -192,18 +198,31 @@ class BlockPool:
 
     def last_used(self, block: BlockId) -> float:
         """When a published block was last let go; now, while somebody holds it."""
-        line = self._line_of[block]
-        return self.now if line is None else line.get(block, self.now)
+        moment = self._used[block]
+        return self.now if moment == NEVER else moment
 
-    def last_uses(self, blocks: Sequence[BlockId]) -> list[float]:
-        """The same of many."""
-        line_of, now = self._line_of, self.now
-        return [now if (line := line_of[block]) is None else line.get(block, now) for block in blocks]
+    def of_owner(self, blocks: Sequence[BlockId], owner: str) -> list[BlockId]:
+        """Those of these that are this owner's."""
+        owners = self._owners
+        return [block for block in blocks if owners[block] == owner]
 
-    def hits_of(self, blocks: Sequence[BlockId]) -> list[float]:
-        """How often each of these was matched."""
-        hits = self.hits
-        return [hits[block] for block in blocks]
+    def hit_more(self, blocks: Sequence[BlockId], than: Rank) -> list[tuple[Rank, BlockId]]:
+        """Those of these that were matched more often, or as often and used later: with hits and last use."""
+        (least, since), hits, used = than, self.hits, self._used
+        return [
+            ((num, used[block]), block)
+            for block in blocks
+            if (num := hits[block]) > least or (num == least and used[block] > since)
+        ]
+
+    def used_later(self, blocks: Sequence[BlockId], than: Rank) -> list[tuple[Rank, BlockId]]:
+        """Those of these that were used later, or as late and matched more often: with last use and hits."""
+        (since, least), hits, used = than, self.hits, self._used
+        return [
+            ((moment, hits[block]), block)
+            for block in blocks
+            if (moment := used[block]) > since or (moment == since and hits[block] > least)
+        ]
 
     def num_like(self, blocks: Sequence[BlockId], owner: str, pinned: bool, hits: int | None) -> int:
         """How many of these, from the first one on, have this owner, are pinned or not, and have these hits, if any."""
@@ -211,9 +230,7 @@ class BlockPool:
         pins = None if shelf is None else shelf.pins
         owners, line_of, counts = self._owners, self._line_of, self.hits
         for number, block in enumerate(blocks):
-            line = line_of[block]
-            is_pinned = line is not None and line is pins
-            if owners[block] != owner or is_pinned is not pinned or (hits is not None and counts[block] != hits):
+            if owners[block] != owner or (line_of[block] is pins) is not pinned or counts[block] != hits is not None:
                 return number
         return len(blocks)
 
@@ -223,33 +240,41 @@ class BlockPool:
 
     def is_pinned(self, block: BlockId) -> bool:
         """Whether a published block is evicted last."""
-        shelf = self._shelf_of[block]
-        return shelf is not None and self._line_of[block] is shelf.pins
+        line = self._line_of[block]
+        return line is not None and line is line.shelf.pins
+
+    def is_labelled(self, block: BlockId) -> bool:
+        """Whether it has a hash."""
+        return self._line_of[block] is not None
 
     def is_writable(self, block: BlockId) -> bool:
         """Whether its holder may write into it: exactly one holder and no hash."""
-        return self._holders[block] == 1 and self._hashes[block] is None
+        return self._holders[block] == 1 and self._line_of[block] is None
 
-    def take(self, tenant: str) -> BlockId | None:
-        """Hand out a free block, held once; None if there is none (evict first)."""
-        if not self._free:
-            return None
-        block = self._free.pop()
-        self._holders[block] = 1
-        self._owners[block] = tenant
-        return block
+    def take(self, tenant: str, num: int) -> list[BlockId]:
+        """Hand out free blocks, each held once; there must be so many (evict first)."""
+        free, holders, owners = self._free, self._holders, self._owners
+        if num > len(free):
+            raise InvariantBroken(f"{num} blocks are to be handed out and {len(free)} are free")
+        blocks = free[: -num - 1 : -1]
+        del free[len(free) - num :]
+        for block in blocks:
+            holders[block] = 1
+            owners[block] = tenant
+        return blocks
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
         """Add one holder to each of these shared or cached blocks."""
-        holders, line_of = self._holders, self._line_of
+        holders, line_of, used = self._holders, self._line_of, self._used
         for block in blocks:
-            if not holders[block]:
+            before = holders[block]
+            if not before:
                 line = line_of[block]
                 if line is None:
                     raise InvariantBroken(f"block {block} is to be shared but has no hash")
                 del line[block]
-                self.num_cached -= 1
-            holders[block] += 1
+                used[block] = NEVER
+            holders[block] = before + 1
 
     def count_hits(self, blocks: Sequence[BlockId]) -> None:
         """These published blocks, a prefix that is held, were matched."""
@@ -267,54 +292,56 @@ class BlockPool:
         if outdated is not None:
             proven, new, surplus = outdated
             for block in tuple(islice(proven, surplus)):
-                new[block] = proven.pop(block)
+                del proven[block]
+                new[block] = None
                 self._line_of[block], self._proven[block] = new, False
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Take one holder away from each, in this order; the last one leaves a block cached if hashed, else free."""
         holders, line_of, now, free = self._holders, self._line_of, self.now, self._free
+        used, worths = self._used, self._worths
         for block in blocks:
             left = holders[block] - 1
-            if left < 0:
-                raise InvariantBroken(f"block {block} was released more often than it was held")
             holders[block] = left
-            if left == 0:
+            if not left:
                 line = line_of[block]
                 if line is None:
                     free.append(block)
                     continue
-                line[block] = now
-                self.num_cached += 1
-                if self._worths[block].ttl_s != NEVER:
-                    self._expiry.watch(block, now + self._worths[block].ttl_s)
+                line[block] = None
+                used[block] = now
+                if worths[block].ttl_s != NEVER:
+                    self._expiry.watch(block, now + worths[block].ttl_s)
+            elif left < 0:
+                raise InvariantBroken(f"block {block} was released more often than it was held")
 
-    def label(self, block: BlockId, name: BlockHash, owner: str, worth: Worth) -> None:
-        """Give a held block its hash: from now on it is read-only. `owner` answers for its memory."""
+    def label(self, block: BlockId, owner: str, worth: Worth) -> None:
+        """A held block has a hash: from now on it is read-only. `owner` answers for its memory."""
         if not self.is_writable(block):
             raise InvariantBroken(f"block {block} is to be published but is not private to one holder")
-        self._hashes[block] = name
         self._owners[block] = owner
         shelf = self._shelves.get(owner)
         if shelf is None:
             shelf = self._shelves[owner] = Shelf(owner)
         shelf.num_published += 1
-        self._shelf_of[block] = shelf
         self._line_of[block] = shelf.line(worth.rank)
         self._worths[block] = worth
+        self._used[block] = NEVER
         self._proven[block] = False
         self.hits[block] = 0
 
-    def unlabel(self, block: BlockId) -> None:
-        """Take the hash away; an unheld block becomes free."""
-        shelf, line = self._shelf_of[block], self._line_of[block]
-        if shelf is None or line is None:
-            raise InvariantBroken(f"block {block} is to lose a hash that it does not have")
-        self._hashes[block] = self._shelf_of[block] = self._line_of[block] = None
-        shelf.num_published -= 1
-        if not self._holders[block]:
-            del line[block]
-            self.num_cached -= 1
-            self._free.append(block)
+    def unlabel(self, blocks: Sequence[BlockId]) -> None:
+        """These have a hash no longer; unheld ones become free, in this order."""
+        holders, line_of, free = self._holders, self._line_of, self._free
+        for block in blocks:
+            line = line_of[block]
+            if line is None:
+                raise InvariantBroken(f"block {block} is to lose a hash that it does not have")
+            line_of[block] = None
+            line.shelf.num_published -= 1
+            if not holders[block]:
+                del line[block]
+                free.append(block)
 
     def raise_(self, block: BlockId, worth: Worth) -> bool:
         """Keep a held block at least so long and so dearly; False if it was already, and so are all before it."""
@@ -341,7 +368,7 @@ class BlockPool:
             line = self._line_of[block]
             if line is None or block not in line:
                 continue  # it is watched again when it is let go
-            moment = line[block] + self._worths[block].ttl_s
+            moment = self._used[block] + self._worths[block].ttl_s
             if self.is_pinned(block):
                 continue  # it is watched again when it is pinned no longer
             if moment <= self.now:
@@ -355,10 +382,11 @@ class BlockPool:
 
     def _stand(self, block: BlockId, rank: int) -> None:
         """From now on the block's place is the end of the line of this rank."""
-        shelf, old = self._shelf_of[block], self._line_of[block]
-        if shelf is None or old is None:
+        old = self._line_of[block]
+        if old is None:
             raise InvariantBroken(f"block {block} is to be kept but has no hash")
-        line = self._line_of[block] = shelf.line(rank, proven=self._proven[block])
+        line = self._line_of[block] = old.shelf.line(rank, proven=self._proven[block])
         if not self._holders[block]:
             del old[block]
-            line[block] = self.now
+            line[block] = None
+            self._used[block] = self.now

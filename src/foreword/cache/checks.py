@@ -11,7 +11,9 @@ from foreword.cache.index import PrefixIndex
 from foreword.cache.lease import Lease
 
 
-def doubts_of(pool: BlockPool, lost: Collection[BlockId], leases: Iterable[Lease]) -> tuple[Doubt, ...]:
+def doubts_of(
+    pool: BlockPool, index: PrefixIndex, lost: Collection[BlockId], leases: Iterable[Lease]
+) -> tuple[Doubt, ...]:
     """The blocks that the pool counts other holders of than there are leases, less those known as lost. O(blocks)."""
     counted = pool.holders()
     held = [n if block in lost else 0 for block, n in enumerate(counted)]
@@ -19,7 +21,7 @@ def doubts_of(pool: BlockPool, lost: Collection[BlockId], leases: Iterable[Lease
         for block in lease.held():
             held[block] += 1
     return tuple(
-        Doubt(BlockId(i), counted[i], held[i], pool.owner_of(BlockId(i)), _short(pool.hash_of(BlockId(i))))
+        Doubt(BlockId(i), counted[i], held[i], pool.owner_of(BlockId(i)), _short(index.name_of(BlockId(i))))
         for i in range(pool.num_blocks)
         if counted[i] != held[i]
     )
@@ -30,7 +32,7 @@ def idle_fault(pool: BlockPool, index: PrefixIndex, lost: Collection[BlockId]) -
     state = pool.state()
     if state.held == len(lost) and len(index) == state.cached:
         return None
-    doubts = doubts_of(pool, lost, ())
+    doubts = doubts_of(pool, index, lost, ())
     if doubts and len(index) == state.cached + sum(doubt.hash is not None for doubt in doubts):
         return Fault(f"nothing runs and {len(doubts)} blocks are held: {state}", doubts)
     return Fault(f"nothing runs, {len(index)} blocks can be found and {state.cached} are cached: {state}")
@@ -46,19 +48,17 @@ def check_books(pool: BlockPool, index: PrefixIndex) -> None:
     if len(published) != len(index):
         raise InvariantBroken("one block is published under two hashes")
     for name, block in index:
-        if pool.hash_of(block) != name:
+        if index.name_of(block) != name or not pool.is_labelled(block):
             raise InvariantBroken(f"block {block} is published under a hash that it does not carry")
     for shelf in pool.shelves.values():
-        _check_order(pool, index, shelf)
-    if sum(shelf.num_cached for shelf in pool.shelves.values()) != pool.num_cached:
-        raise InvariantBroken("the pool miscounts its cached blocks")
+        _check_order(index, shelf)
 
 
-def _check_order(pool: BlockPool, index: PrefixIndex, shelf: Shelf) -> None:
+def _check_order(index: PrefixIndex, shelf: Shelf) -> None:
     """In the order of eviction no block comes before one that continues it, and public ones never come."""
     gone: set[BlockHash] = set()
     for block in shelf.order():
-        name = pool.hash_of(block)
+        name = index.name_of(block)
         if name is None or index.find(name) != block:
             raise InvariantBroken(f"block {block} is cached but not findable")
         if shelf.owner != PUBLIC and any(child not in gone for child in index.children(name)):

@@ -1,17 +1,18 @@
 """Departed: what left the cache lately, and why; so that a miss can say what happened to what it misses.
 
 Bounded: some tens of thousands of single blocks, oldest forgotten first, and the two last trees that were flushed as a
-whole (each no larger than the pool was). A block costs three dictionary entries when it leaves.
+whole (each no larger than the pool was). Blocks that leave together hang one below the other, as a rule, and are
+remembered as one run, by the block that must come back before any other of it can be asked for.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 from foreword.base.ids import BlockHash
 from foreword.cache.identity import Chain, Content
-from foreword.cache.index import PrefixIndex
+from foreword.cache.index import PrefixIndex, Run
 
 Cause = Literal["pressure", "quota", "expired", "flushed", "audit"]
 """Why a block left: its owner needed the room; another tenant did, and the owner was over its share; its time was up;
@@ -37,11 +38,6 @@ class Recent(Generic[_K, _V]):
         self._young[key] = value
         if len(self._young) >= self._half:
             self._old, self._young = self._young, {}
-
-    def forget(self, key: _K) -> None:
-        """Remember no longer."""
-        self._young.pop(key, None)
-        self._old.pop(key, None)
 
     def get(self, key: _K) -> _V | None:
         """What was put last under this key, unless it is forgotten."""
@@ -86,26 +82,67 @@ class _Elsewhere:
         return None if parent is None else self.tree.nearest(parent, chain.content(block))
 
 
+class _Gone(NamedTuple):
+    """A run that left, less what has come back of it since."""
+
+    run: Run
+    left: Left
+
+
+class _Stretch:
+    """Runs that left one after the other."""
+
+    __slots__ = ("below", "num_blocks", "runs")
+
+    def __init__(self) -> None:
+        self.num_blocks = 0
+        self.runs: dict[BlockHash, _Gone] = {}
+        """By the block that comes back first."""
+        self.below: dict[BlockHash, _Gone] = {}
+        """By what that one continues, the last one that left there: for a prompt that ends inside the block and has no
+        hash of it. What has come back since is in it too, until it is asked for."""
+
+    def note(self, gone: _Gone) -> None:
+        """A run left."""
+        run = gone.run
+        self.num_blocks += len(run.names)
+        self.runs[run.names[-1]] = self.below[run.parent] = gone
+
+    def note_back(self, name: BlockHash) -> None:
+        """The first block of a run is here again."""
+        gone = self.runs.pop(name)
+        run = gone.run
+        run.parent = run.names.pop()
+        run.contents.pop()
+        if run.names:
+            self.runs[run.names[-1]] = self.below[name] = gone
+
+    def one_below(self, parent: BlockHash) -> tuple[Content, Left] | None:
+        """What the last block added that left below this one, and how it left."""
+        gone = self.below.get(parent)
+        if gone is None or gone.run.parent != parent or not gone.run.contents:
+            return None
+        return gone.run.contents[-1], gone.left
+
+
 class Departed:
     """Remembers what left. Knows no tenant: hashes and contents of one are none of another's."""
 
     __slots__ = (
-        "_children",
-        "_contents",
         "_counts",
         "_elsewhere",
+        "_half",
         "_latest",
-        "_left",
+        "_old",
         "_trees",
         "_unstored",
         "_unstored_children",
+        "_young",
     )
 
     def __init__(self, most: int = _REMEMBERED) -> None:
-        self._left: Recent[BlockHash, Left] = Recent(most)
-        self._contents: Recent[BlockHash, Content] = Recent(most)
-        self._children: Recent[BlockHash, BlockHash] = Recent(most)
-        # By parent, the last one that left: for a prompt that ends inside the block and has no hash of it.
+        self._half = most // 2
+        self._young, self._old = _Stretch(), _Stretch()
         self._unstored: Recent[BlockHash, bool] = Recent(most)
         self._unstored_children: Recent[BlockHash, Content] = Recent(most)
         self._trees: deque[tuple[PrefixIndex, float]] = deque(maxlen=2)
@@ -118,22 +155,20 @@ class Departed:
         """Blocks that left so far, by cause. Safe to read from any thread."""
         return self._counts
 
-    def note(self, name: BlockHash, parent: BlockHash, content: Content, cause: Cause, now: float) -> None:
-        """A block left."""
+    def note(self, runs: Iterable[Run], cause: Cause, now: float) -> None:
+        """Blocks left. Forgets in bulk: O(1) each."""
         left = self._latest
         if left.cause != cause or left.moment_s != now:
             left = self._latest = Left(cause, now)
-        self._left.put(name, left)
-        # No new object for each: they would wake the garbage collector in the middle of a step.
-        self._contents.put(name, content)
-        self._children.put(parent, name)
-        self._counts[cause] += 1
+        for run in runs:
+            self._counts[cause] += len(run.names)
+            self._young.note(_Gone(run, left))
+            if self._young.num_blocks >= self._half:
+                self._old, self._young = self._young, _Stretch()
 
     def note_tree(self, tree: PrefixIndex, now: float) -> None:
         """Everything left at once; `tree` is ours from here on."""
         if len(tree):
-            for name, _ in tree:
-                self._left.forget(name)  # how it left before it came back
             self._trees.append((tree, now))
             kept = [other for other in self._elsewhere if any(other.tree is known for known, _ in self._trees)]
             self._elsewhere = [*kept, *(_Elsewhere(tree, root, {}) for root in tree.roots)]
@@ -145,20 +180,19 @@ class Departed:
         self._unstored_children.put(parent, content)
 
     def how(self, name: BlockHash) -> Left | None:
-        """How this block left, if it did."""
-        left = self._left.get(name)
-        if left is None:
-            moments = [moment for tree, moment in self._trees if tree.find(name) is not None]
-            left = Left("flushed", moments[-1]) if moments else None
-        return left
+        """How this block left, if it did; what it continues is here."""
+        gone = self._young.runs.get(name) or self._old.runs.get(name)
+        if gone is not None:
+            return gone.left
+        moments = [moment for tree, moment in self._trees if tree.find(name) is not None]
+        return Left("flushed", moments[-1]) if moments else None
 
     def how_one_like(self, chain: Chain, block: int, matched_tokens: int) -> Left | None:
         """How another one left that would have matched more than `matched_tokens` tokens of block number `block`."""
         parent, content = chain.parent(block), chain.content(block)
-        child = self._children.get(parent)
-        known = None if child is None else self._contents.get(child)
-        if child is not None and known is not None and known.common_tokens(content) > matched_tokens:
-            return self.how(child)
+        known = self._young.one_below(parent) or self._old.one_below(parent)
+        if known is not None and known[0].common_tokens(content) > matched_tokens:
+            return known[1]
         for tree, _ in self._trees:
             near = tree.nearest(parent, content)
             if near is not None and near[1] > matched_tokens:
@@ -182,6 +216,11 @@ class Departed:
 
     def note_published(self, chain: Chain, block: int) -> None:
         """Block number `block` of this chain was published; those before it are."""
+        name = chain.hashes[block]
+        for stretch in (self._young, self._old):
+            if name in stretch.runs:
+                stretch.note_back(name)
+                break
         for other in self._elsewhere:
             if other.root != chain.root:
                 other.pair(chain, block)

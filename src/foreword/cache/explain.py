@@ -99,7 +99,8 @@ def _continuation(index: PrefixIndex, name: BlockHash, start: int) -> tuple[int,
     """Tokens of a cached block from `start` on, and of some block that continues it."""
     tokens, step = array("I"), name
     for _ in range(_SHOWN_BLOCKS):
-        tokens.frombytes(index.content(step).raw)
+        (block,) = index.blocks([step])
+        tokens.frombytes(index.content(block).raw)
         # Without extras only: below a public block stand the private ones of all tenants.
         below = index.nearest(step, _PLAIN)
         if below is None:

@@ -7,30 +7,54 @@ r"""PrefixIndex: the tree of published blocks, keyed by chain hash.
                h1(A)                the root: if a block is here, so are all blocks before it.
               /     \
           h2(A)    h2(A')
+
+Only the way in, from a hash to its block, is a dictionary. All else about a block stands in lists, at the block's own
+number: to follow a run of blocks, or to forget it, looks nothing up.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from foreword.base.errors import InvariantBroken
 from foreword.base.ids import BlockHash, BlockId
 from foreword.cache.identity import Content
+from foreword.cache.siblings import Siblings
+
+_NONE, _MANY = BlockId(-1), BlockId(-2)
+_NAMELESS, _EMPTY = BlockHash(b""), Content((), b"")
+
+_Place = int
+"""A block, or behind all blocks a root."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Blocks that left together, each of which continued the one behind it: the last block of the prompt stands first.
+
+    Whoever keeps it may take from its end what comes back.
+    """
+
+    parent: BlockHash
+    """What the block at the end continued."""
+    names: list[BlockHash]
+    contents: list[Content]
 
 
 class PrefixIndex:
     """Which published block has which hash, and how they hang together."""
 
-    __slots__ = ("_blocks", "_children", "_contents", "_parents", "roots")
+    __slots__ = ("_blocks", "_contents", "_forks", "_names", "_next", "_num_blocks", "_parents", "_roots")
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
         self._blocks: dict[BlockHash, BlockId] = {}
-        self._parents: dict[BlockHash, BlockHash] = {}
-        self._contents: dict[BlockHash, Content] = {}
-        self._children: dict[BlockHash, list[tuple[Content, BlockHash]]] = {}
-        # Children are kept sorted by content: of all contents, one of the two neighbours of a given one in that
-        # order has the longest common beginning with it.
-        self.roots: set[BlockHash] = set()
-        """Where anything was ever published from."""
+        self._names = [_NAMELESS] * num_blocks
+        self._contents = [_EMPTY] * num_blocks
+        self._parents: list[_Place] = [_NONE] * num_blocks
+        self._next = [_NONE] * num_blocks
+        # The one block that continues this place, _NONE, or _MANY: those are in _forks.
+        self._forks: dict[_Place, Siblings] = {}
+        self._roots: dict[BlockHash, _Place] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -38,9 +62,22 @@ class PrefixIndex:
     def __iter__(self) -> Iterator[tuple[BlockHash, BlockId]]:
         return iter(self._blocks.items())
 
+    @property
+    def roots(self) -> list[BlockHash]:
+        """Where anything was ever published from."""
+        return list(self._roots)
+
     def find(self, name: BlockHash) -> BlockId | None:
         """The block published under this hash, if any."""
         return self._blocks.get(name)
+
+    def name_of(self, block: BlockId) -> BlockHash | None:
+        """The hash under which a block is published, if it is."""
+        return self._names[block] or None
+
+    def names(self, blocks: Sequence[BlockId]) -> list[BlockHash]:
+        """The hashes of blocks that are all published."""
+        return list(map(self._names.__getitem__, blocks))
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> int:
         """How many of the first `limit` hashes are published: O(log limit), since presence is prefix-closed."""
@@ -59,93 +96,139 @@ class PrefixIndex:
 
     def parent(self, name: BlockHash) -> BlockHash:
         """The hash that a published block continues; a root for a first block."""
-        return self._parents[name]
+        return self._names[self._parents[self._blocks[name]]]
 
-    def content(self, name: BlockHash) -> Content:
+    def content(self, block: BlockId) -> Content:
         """What a published block adds to its parent."""
-        return self._contents[name]
+        return self._contents[block]
 
     def path(self, name: BlockHash) -> list[BlockHash]:
         """A published block and all that it continues, the first block of the prompt first."""
-        path = list[BlockHash]()
-        while name in self._blocks:
-            path.append(name)
-            name = self._parents[name]
+        path, place = list[BlockHash](), self._blocks.get(name, self._num_blocks)
+        while place < self._num_blocks:
+            path.append(self._names[place])
+            place = self._parents[place]
         return path[::-1]
 
-    def below(self, name: BlockHash) -> list[BlockHash]:
+    def below(self, block: BlockId) -> list[BlockId]:
         """A published block and all that continues it, each after the one that it continues."""
-        order, todo = list[BlockHash](), [name]
+        order, todo = list[BlockId](), [block]
         while todo:
-            name = todo.pop()
-            if name in self._blocks:
-                order.append(name)
-                todo += self.children(name)
+            block = todo.pop()
+            order.append(block)
+            todo += self._children(block)
         return order
 
     def children(self, name: BlockHash) -> list[BlockHash]:
         """The published blocks that continue this hash (or root)."""
-        return [child for _, child in self._children.get(name, ())]
+        return self.names(list(self._children(self._place(name))))
 
-    def run(self, name: BlockHash, most: int) -> tuple[list[BlockHash], list[BlockId]]:
+    def run(self, block: BlockId, most: int) -> list[BlockId]:
         """The published blocks that continue this one, as long as one and no other does: at most so many."""
-        names, found = list[BlockHash](), list[BlockId]()
-        children, blocks = self._children, self._blocks
-        while len(found) < most:
-            siblings = children.get(name)
-            if siblings is None or len(siblings) != 1:
+        found, following = list[BlockId](), self._next
+        for _ in range(most):
+            block = following[block]
+            if block < 0:
                 break
-            name = siblings[0][1]
-            names.append(name)
-            found.append(blocks[name])
-        return names, found
+            found.append(block)
+        return found
 
     def num_children(self, name: BlockHash) -> int:
         """How many published blocks continue this hash (or root)."""
-        return len(self._children.get(name, ()))
+        return len(self._children(self._place(name)))
 
-    def continued(self, name: BlockHash, start: int, stop: int) -> tuple[list[BlockHash], list[BlockId]]:
-        """Those from number `start` on and before `stop`."""
-        names = [child for _, child in self._children.get(name, ())[start:stop]]
-        return names, self.blocks(names)
+    def continued(
+        self, name: BlockHash, after: Content | None, most: int
+    ) -> tuple[Sequence[BlockId], Content | None, bool]:
+        """The next blocks that continue this hash (or root) in the order of what they add, behind `after` if given.
+
+        `most` or a few more, with the content of the last, and whether there may be more.
+        """
+        children = self._children(self._place(name))
+        if isinstance(children, Siblings):
+            found, last = children.after(after, most)
+            return found, last, len(found) >= most
+        return [block for block in children if after is None or self._contents[block] > after], None, False
 
     def nearest(self, parent: BlockHash, content: Content) -> tuple[BlockHash, int] | None:
         """Among the children of `parent` with equal extras, one that begins most like `content`, and the tokens shared.
 
         O(log children).
         """
-        siblings = self._children.get(parent)
-        if siblings is None:
+        children = self._children(self._place(parent))
+        if isinstance(children, Siblings):
+            near = children.beside(content)
+        else:
+            near = [(self._contents[block], block) for block in children]
+        found = [
+            (content.common_tokens(one), self._names[block]) for one, block in near if one.extras == content.extras
+        ]
+        if not found:
             return None
-        place = bisect_left(siblings, (content,))
-        near = [one for one in siblings[max(0, place - 1) : place + 1] if one[0].extras == content.extras]
-        if not near:
-            return None
-        common, name = max((content.common_tokens(other), name) for other, name in near)
+        common, name = max(found)
         return name, common
 
     def publish(self, name: BlockHash, parent: BlockHash, content: Content, block: BlockId) -> None:
         """Make a block findable. Its parent must be a root or published, and the hash must be new."""
         if name in self._blocks:
             raise InvariantBroken(f"hash {name.hex()[:12]} is published twice")
+        place = self._place(parent)
+        if place == _NONE:
+            place = self._roots[parent] = len(self._names)
+            self._names.append(parent)
+            self._next.append(_NONE)
         self._blocks[name] = block
-        self._parents[name] = parent
-        self._contents[name] = content
-        siblings = self._children.get(parent)
-        if siblings is None:
-            self._children[parent] = [(content, name)]
-            if parent not in self._blocks:
-                self.roots.add(parent)
-        else:
-            insort(siblings, (content, name))
+        self._names[block], self._contents[block], self._parents[block] = name, content, place
+        before = self._next[place]
+        if before == _NONE:
+            self._next[place] = block
+            return
+        if before != _MANY:
+            self._forks[place] = Siblings(self._contents[before], before)
+            self._next[place] = _MANY
+        self._forks[place].add(content, block)
 
-    def drop(self, name: BlockHash) -> tuple[BlockId, BlockHash, Content]:
-        """Forget a leaf: its block, what it continued, and what it added."""
-        if name in self._children:
-            raise InvariantBroken(f"hash {name.hex()[:12]} is to be dropped but published blocks continue it")
-        parent, content = self._parents.pop(name), self._contents.pop(name)
-        siblings = self._children[parent]
-        del siblings[bisect_left(siblings, (content, name))]
-        if not siblings:
-            del self._children[parent]
-        return self._blocks.pop(name), parent, content
+    def drop(self, blocks: Sequence[BlockId]) -> list[Run]:
+        """Forget published blocks, each after all that continues it. They come back as runs."""
+        found, names, contents, parents = self._blocks, self._names, self._contents, self._parents
+        following, runs, parent = self._next, list[Run](), _NONE
+        run_names, run_contents = list[BlockHash](), list[Content]()
+        for block in blocks:
+            name, content = names[block], contents[block]
+            if following[block] != _NONE or not name:
+                raise InvariantBroken(f"block {block} is to be dropped but is not published or is continued")
+            if block != parent:
+                if runs:
+                    runs[-1].parent = names[parent]
+                run_names, run_contents = list[BlockHash](), list[Content]()
+                runs.append(Run(name, run_names, run_contents))
+            parent = parents[block]
+            del found[name]
+            run_names.append(name)
+            run_contents.append(content)
+            names[block], contents[block] = _NAMELESS, _EMPTY
+            if following[parent] == block:
+                following[parent] = _NONE
+            else:
+                self._part(parent, content)
+        if runs:
+            runs[-1].parent = names[parent]
+        return runs
+
+    def _part(self, parent: _Place, content: Content) -> None:
+        """One of several that continue a place leaves."""
+        siblings = self._forks[parent]
+        siblings.remove(content)
+        if len(siblings) == 1:
+            self._next[parent] = next(iter(siblings))
+            del self._forks[parent]
+
+    def _place(self, name: BlockHash) -> _Place:
+        place = self._blocks.get(name)
+        return self._roots.get(name, _NONE) if place is None else place
+
+    def _children(self, place: _Place) -> Siblings | Sequence[BlockId]:
+        following = _NONE if place == _NONE else self._next[place]
+        if following == _MANY:
+            return self._forks[place]
+        return () if following == _NONE else (following,)

@@ -81,7 +81,7 @@ class PrefixCache:
         self._ttl_s = ttl_s
         self._pin_blocks = pin_blocks
         self._pool = BlockPool(num_blocks)
-        self._index = PrefixIndex()
+        self._index = PrefixIndex(num_blocks)
         self._departed = Departed()
         self._generations = Generations()
         self._pins = Pins()
@@ -139,8 +139,7 @@ class PrefixCache:
         for last in self._pins.lapsed(now):
             self.unpin(last)
         while (expired := self._pool.pop_expired()) is not None:
-            if (name := self._pool.hash_of(expired[0])) is not None:
-                self._drop(self._index.below(name), "expired", expired[1])
+            self._drop(self._index.below(expired[0]), "expired", expired[1])
 
     def match(self, chain: Chain, reach: Reach) -> int:
         """How many leading full blocks could be reused now; holds nothing. Never covers the last token."""
@@ -205,11 +204,11 @@ class PrefixCache:
             self._evict(lease.tenant, short)
         copies: tuple[Copy, ...] = ()
         if copy:
-            source, private = lease.blocks[first], self._take(lease.tenant)
+            source, (private,) = lease.blocks[first], self._pool.take(lease.tenant, 1)
             lease.blocks = (*lease.blocks[:first], private, *lease.blocks[first + 1 :])
             lease.sources.append(source)
             copies = (Copy(source, private, start % size),)
-        lease.blocks += tuple(self._take(lease.tenant) for _ in range(need))
+        lease.blocks += tuple(self._pool.take(lease.tenant, need))
         return copies
 
     def publish(self, lease: Lease, chain: Chain, computed: int) -> int:
@@ -254,7 +253,7 @@ class PrefixCache:
         name, owner = chain.hashes[i], chain.owner(i)
         if i and self._index.find(chain.parent(i)) is None:
             raise InvariantBroken(f"block {block} is to be published but nothing that it continues is")
-        self._pool.label(block, name, owner, PUBLIC_WORTH if owner == PUBLIC else kept)
+        self._pool.label(block, owner, PUBLIC_WORTH if owner == PUBLIC else kept)
         self._index.publish(name, chain.parent(i), chain.content(i), block)
         self._departed.note_published(chain, i)
         if self._pins.has(name, owner):
@@ -320,9 +319,8 @@ class PrefixCache:
     def flush(self) -> Flushed:
         """Forget every published block and every pin. Running requests keep reading theirs, and publish none of it."""
         before, tree = self._pool.state(), self._index
-        self._index = PrefixIndex()
-        for _, block in tree:
-            self._pool.unlabel(block)
+        self._index = PrefixIndex(self._pool.num_blocks)
+        self._pool.unlabel([block for _, block in tree])
         self._pins = Pins()
         self._departed.note_tree(tree, self._pool.now)
         self._generations.advance(None)
@@ -331,22 +329,25 @@ class PrefixCache:
     def flush_tenant(self, tenant: str) -> Flushed:
         """Forget what one tenant has published, with its pins; nobody else loses anything."""
         tops = [
-            name
+            block
             for name, block in self._index
             if self._pool.owner_of(block) == tenant and self._owner(self._index.parent(name)) != tenant
         ]
-        return self._forget([name for top in tops for name in self._index.below(top)], tenant)
+        return self._forget([block for top in tops for block in self._index.below(top)], tenant)
 
     def flush_prefix(self, name: BlockHash) -> Flushed:
         """Forget a block with all that continues it, and what is before it as far as nothing else continues that."""
         path = self._index.path(name)
         while len(path) > 1 and self._is_for(path[-1], path[-2]):
             path.pop()
-        return self._forget(self._index.below(path[-1]), Below(path[-1], len(path) - 1)) if path else Flushed(0, 0)
+        if not path:
+            return Flushed(0, 0)
+        (top,) = self._index.blocks(path[-1:])
+        return self._forget(self._index.below(top), Below(path[-1], len(path) - 1))
 
     def quarantine(self, name: BlockHash) -> int:
         """Forget a wrong block and all that continues it. Blocks that were dropped."""
-        return len(self._forgotten(name, "audit"))
+        return self._forgotten(name, "audit")
 
     def path(self, name: BlockHash, owner: str | None) -> tuple[BlockHash, ...]:
         """A published block of this owner, or of any, with all of its owner's that it continues; empty if not so."""
@@ -361,32 +362,31 @@ class PrefixCache:
         block = self._index.find(name)
         return None if block is None else self._pool.owner_of(block)
 
-    def _forgotten(self, name: BlockHash, cause: Cause) -> list[BlockHash]:
-        names = self._index.below(name)
+    def _forgotten(self, name: BlockHash, cause: Cause) -> int:
+        top = self._index.find(name)
+        blocks = [] if top is None else self._index.below(top)
         self._generations.advance(Below(name, len(self._index.path(name)) - 1))
-        self._drop(names, cause, self._pool.now)
-        return names
+        self._drop(blocks, cause, self._pool.now)
+        return len(blocks)
 
-    def _forget(self, names: list[BlockHash], scope: Scope) -> Flushed:
-        held = sum(self._pool.is_held(block) for block in self._index.blocks(names))
-        for last in self._pins.concerned(set(names)):
+    def _forget(self, blocks: list[BlockId], scope: Scope) -> Flushed:
+        held = sum(map(self._pool.is_held, blocks))
+        for last in self._pins.concerned(set(self._index.names(blocks))):
             self.unpin(last)
         self._generations.advance(scope)
-        self._drop(names, "flushed", self._pool.now)
-        return Flushed(dropped=len(names) - held, still_held=held)
+        self._drop(blocks, "flushed", self._pool.now)
+        return Flushed(dropped=len(blocks) - held, still_held=held)
 
-    def _drop(self, names: Sequence[BlockHash], cause: Cause, now: float) -> None:
+    def _drop(self, blocks: Sequence[BlockId], cause: Cause, now: float) -> None:
         """Take these out of the cache; each stands after the one that it continues."""
-        drop, unlabel, note = self._index.drop, self._pool.unlabel, self._departed.note
-        for name in reversed(names):
-            block, parent, content = drop(name)
-            unlabel(block)
-            note(name, parent, content, cause, now)
+        tails_first = blocks[::-1]
+        self._departed.note(self._index.drop(tails_first), cause, now)
+        self._pool.unlabel(tails_first)
 
     def share(self, public: frozenset[BlockHash]) -> int:
         """These hashes are public from now on. What no longer is goes, with all that continues it: its number."""
         gone, self._public = (self._public or frozenset()) - public, public
-        return sum(len(self._forgotten(name, "flushed")) for name in gone if self._index.find(name) is not None)
+        return sum(self._forgotten(name, "flushed") for name in gone if self._index.find(name) is not None)
 
     def _may_be_public(self, name: BlockHash) -> bool:
         return self._public is None or name in self._public
@@ -413,7 +413,7 @@ class PrefixCache:
 
     def doubts(self, leases: Iterable[Lease]) -> tuple[Doubt, ...]:
         """The blocks that the pool counts other holders of than there are leases. O(blocks)."""
-        return doubts_of(self._pool, self._lost, leases)
+        return doubts_of(self._pool, self._index, self._lost, leases)
 
     def check(self, leases: Iterable[Lease]) -> None:
         """Compare the books with the leases that exist; InvariantBroken on the first contradiction. O(blocks)."""
@@ -426,12 +426,6 @@ class PrefixCache:
             raise InvariantBroken(f"pool does not add up: {state}, {held} blocks have holders")
         check_books(self._pool, self._index)
 
-    def _take(self, tenant: str) -> BlockId:
-        block = self._pool.take(tenant)
-        if block is None:
-            raise InvariantBroken("the pool promised a block and has none")
-        return block
-
     def _evict(self, tenant: str, num: int) -> None:
         """Make `num` blocks free that `num_available` has promised."""
         while num > 0 and (found := next_to_give(self._pool.shelves, self._shares or {}, tenant)) is not None:
@@ -439,8 +433,7 @@ class PrefixCache:
             self._pool.age(shelf)
             blocks = shelf.first(min(num, most))
             num -= len(blocks)
-            names = [name for block in reversed(blocks) if (name := self._pool.hash_of(block)) is not None]
-            self._drop(names, "pressure" if shelf.owner == tenant else "quota", self._pool.now)
+            self._drop(blocks[::-1], "pressure" if shelf.owner == tenant else "quota", self._pool.now)
             self._pool.age(shelf)
 
 

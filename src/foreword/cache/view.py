@@ -1,24 +1,28 @@
 """Walk: a bounded look at the tree of published blocks, in portions small enough to fit between two steps."""
 
 from array import array
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import Literal, TypeVar
+from operator import itemgetter
+from typing import Literal
 
 from foreword.base.ids import BlockHash, BlockId
-from foreword.cache.blocks import BlockPool
+from foreword.cache.blocks import BlockPool, Rank
 from foreword.cache.expiry import NEVER
 from foreword.cache.identity import PUBLIC
 from foreword.cache.index import PrefixIndex
 
-_T = TypeVar("_T")
 Order = Literal["used", "hits"]
 """Level by level and the most lately used first, or what was hit most often before all else."""
 
-PORTION = 1_500
-"""Blocks that are looked at in one go: about a millisecond."""
+PORTION = 7_500
+"""What is looked at in one go, in blocks that are passed over: about a millisecond."""
+_BATCH = 500
+"""Blocks beside each other that are looked at together; the best so far are a measure for those to come."""
+_BEST, _NODE = 6, 120
+"""What a block that is among the best so far costs besides, and a node, in that measure."""
 _SHOWN_TOKENS = 32
 
 
@@ -65,6 +69,7 @@ class Walk:
         "_start",
         "_steps",
         "_todo",
+        "_tree",
         "more",
         "nodes",
     )
@@ -83,20 +88,23 @@ class Walk:
         self._ranks = count()
         self._spent = 0
         self._steps: _Steps | None = None
+        self._tree: PrefixIndex | None = None
         self.nodes: list[Node] = []
         self.more = False
         """Whether the limit has cut anything off."""
 
     @property
     def spent(self) -> int:
-        """What was looked at in the last portion; see `PORTION`."""
+        """What was looked at in the last portion, in the measure of `PORTION`."""
         return self._spent
 
     def go(self, index: PrefixIndex, pool: BlockPool) -> bool:
         """Look at some more of it; False once it is done."""
         if self._steps is None:
-            self._steps = self._all(index, pool)
+            self._steps, self._tree = self._all(index, pool), index
         self._spent = 0
+        if index is not self._tree:
+            return False  # all of it was flushed
         for _ in self._steps:
             return True
         return False
@@ -113,7 +121,7 @@ class Walk:
             yield from self._visit(parent, depth, first, index, pool)
 
     def _push(self, parent: BlockHash | None, depth: int, below: "_Below") -> None:
-        for hits, name in below.best:
+        for (hits, _), name in below.best:
             if name in self._pushed:
                 continue  # the tree grew between two portions, and it stood further behind
             self._pushed.add(name)
@@ -126,30 +134,31 @@ class Walk:
         block = index.find(first)
         if block is None:
             return
+        self._spent += _NODE
         worth, hidden = pool.worth_of(block), self._hides(block, pool)
         hits, last_used, held = pool.hits[block], pool.last_used(block), pool.is_held(block)
         owner, pinned = pool.owner_of(block), pool.is_pinned(block)
-        last, num_blocks, tokens = first, 1, array("I", index.content(first).raw)
-        like = (owner, pinned, None if hidden else hits)
-        while True:
-            names, blocks = index.run(last, max(1, PORTION - self._spent))
-            same, children = pool.num_like(blocks, *like), None
-            self._spent += len(blocks) + 1
+        last, num_blocks, tokens = first, 1, array("I", index.content(block).raw)
+        like, children = (owner, pinned, None if hidden else hits), None
+        while block is not None:
+            blocks = index.run(block, max(1, PORTION - self._spent))
+            children = None
+            self._spent += len(blocks)
             if not blocks:
                 # Others' blocks, which this view does not show, must not show by where a public run ends either.
                 children = yield from self._below(last, index, pool)
-                only = children.best[0][1] if children.num == 1 else None
-                block = None if only is None else index.find(only)
-                if only is not None and block is not None:
-                    names, same = [only], pool.num_like([block], *like)
-            for name in names[: min(same, _SHOWN_TOKENS - len(tokens))]:
-                tokens.frombytes(index.content(name).raw)
+                only = index.find(children.best[0][1]) if children.num == 1 else None
+                blocks = [] if only is None else [only]
+            same = pool.num_like(blocks, *like)
+            for shown in blocks[:same]:
+                if len(tokens) >= _SHOWN_TOKENS:
+                    break
+                tokens.frombytes(index.content(shown).raw)
             if same:
-                last, num_blocks = names[same - 1], num_blocks + same
+                (last,), num_blocks = index.names(blocks[same - 1 : same]), num_blocks + same
             if self._spent >= PORTION:
                 yield
-            if same == 0 or same < len(blocks):
-                break
+            block = index.find(last) if 0 < same == len(blocks) else None
         if children is None:
             children = yield from self._below(last, index, pool)
         self.nodes.append(
@@ -176,35 +185,35 @@ class Walk:
 
     def _below(self, name: BlockHash, index: PrefixIndex, pool: BlockPool) -> "Generator[None, None, _Below]":
         """What continues a block, the first in order first; under a tenant's eyes only what is its own or public."""
-        best, num, at, own = list[_Child](), 0, 0, (self._owner, PUBLIC)
-        while at < index.num_children(name):
-            names, blocks = index.continued(name, at, at + max(1, PORTION - self._spent))
-            uses = zip(*self._ranked(pool.hits_of(blocks), pool.last_uses(blocks)), names, strict=True)
-            if self._owner is None:
-                found = list(uses)
-            else:
-                seen = ((use, block) for use, block in zip(uses, blocks, strict=True) if pool.owner_of(block) in own)
-                found = [(NEVER, NEVER, use[2]) if self._hides(block, pool) else use for use, block in seen]
-            at += len(blocks)
-            num += len(found)
-            self._spent += len(blocks)
-            best = self._first(best, found)
+        best, num, last, more = list[_Child](), 0, None, True
+        while more:
+            blocks, last, more = index.continued(name, last, _BATCH)
+            if not blocks:
+                break
+            than = best[-1][0] if len(best) == self._limit else _LEAST
+            seen, found = self._better(blocks, than, pool)
+            names = index.names([block for _, block in found])
+            best += [(rank, name) for (rank, _), name in zip(found, names, strict=True)]
+            if len(best) > 1:
+                best = sorted(best, key=_rank, reverse=True)[: self._limit]
+            num += seen
+            self._spent += len(blocks) + _BEST * len(found)
             if self._spent >= PORTION:
                 yield
         if num > len(best):
             self.more = True
-        return _Below(num, [(self._ranked(*of[:2])[0], of[2]) for of in best])
+        return _Below(num, best)
 
-    def _first(self, best: list["_Child"], found: list["_Child"]) -> list["_Child"]:
-        """Of both as many as can be shown: the most lately used, or those with the most hits."""
-        if len(best) == self._limit:
-            worst = best[-1]
-            found = [child for child in found if child > worst]
-        return sorted(best + found, reverse=True)[: self._limit] if len(found) > 1 or best else found
-
-    def _ranked(self, hits: _T, used: _T) -> tuple[_T, _T]:
-        """Both, what the order goes by first; or the other way round."""
-        return (hits, used) if self._order == "hits" else (used, hits)
+    def _better(self, blocks: Sequence[BlockId], than: Rank, pool: BlockPool) -> tuple[int, list[tuple[Rank, BlockId]]]:
+        """How many of these the view may show, and those of them that come before that place in its order."""
+        num, public = 0, list[BlockId]()
+        if self._owner not in (None, PUBLIC):
+            public = pool.of_owner(blocks, PUBLIC)
+            num = len(public)
+        if self._owner is not None:
+            blocks = pool.of_owner(blocks, self._owner)
+        found = pool.hit_more(blocks, than) if self._order == "hits" else pool.used_later(blocks, than)
+        return num + len(blocks), [((NEVER, NEVER), block) for block in public] + found
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +222,15 @@ class _Below:
 
     num: int
     """All of it that may be seen."""
-    best: list[tuple[float, BlockHash]]
-    """As much as can be shown, each with its hits."""
+    best: "list[_Child]"
+    """As much as can be shown."""
 
 
-_Child = tuple[float, float, BlockHash]
+_Child = tuple[Rank, BlockHash]
 """Hits and when it was last used, what the order goes by first; and its name."""
+
+_rank = itemgetter(0)
+_LEAST: Rank = (-1.0, -1.0)
 
 _Steps = Generator[None, None, None]
 """Stops after each portion."""
