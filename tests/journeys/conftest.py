@@ -11,7 +11,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foreword.assemble import Assembly, assemble
-from foreword.base.config import CacheConfig, Config, ModelConfig, ScheduleConfig, ServerConfig
+from foreword.base.config import (
+    AttentionName,
+    CacheConfig,
+    Config,
+    DtypeName,
+    ModelConfig,
+    ScheduleConfig,
+    ServerConfig,
+)
 from foreword.server import KeyFile, Listener, create_app, serving
 from foreword.telemetry import Metrics
 
@@ -62,10 +70,16 @@ class Running:
 
 @contextmanager
 def running(
-    cache: CacheConfig, schedule: ScheduleConfig, keys: KeyFile | None = None, model: str | None = None
+    cache: CacheConfig,
+    schedule: ScheduleConfig,
+    keys: KeyFile | None = None,
+    model: str | None = None,
+    *,
+    attention: AttentionName = "auto",
+    dtype: DtypeName = "auto",
 ) -> Iterator[Running]:
     """Serve a model, or else the embedded one, on a free port."""
-    settings = ModelConfig(model=model, device="cpu")
+    settings = ModelConfig(model=model, device="cpu", attention=attention, dtype=dtype)
     config = Config(model=settings, cache=cache, schedule=schedule, server=ServerConfig(port=0))
     metrics = Metrics()
     assembly = assemble(config, observer=metrics, shares=None if keys is None else keys.keys.shares())

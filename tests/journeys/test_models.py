@@ -4,6 +4,7 @@ Kinds of fault that users of other engines met: wrong text after a hit because o
 restored; and identical chats recomputed whole without a word about why.
 """
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ class Served:
     """What must be said about it; None: its prefixes are reused."""
     model: Any
     server: Running
+    said: list[str]
+    """What the log says at the start."""
 
     def oracle(self, tokens: list[int]) -> str:
         """The same request, alone, by the library's own hands."""
@@ -41,6 +44,8 @@ def _windows(family: str) -> Callable[[], Any]:
 
 
 FAMILIES: Mapping[str, tuple[str | None, Callable[[], Any]]] = {
+    "qwen3": (None, _windows("qwen3")),
+    "gemma2": (None, _windows("gemma2")),
     "gemma3": (None, _windows("gemma3")),
     "mistral": (None, _windows("mistral")),
     "mamba2": ("running sum", lambda: plain_models.build("mamba2")),
@@ -55,8 +60,12 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     reason, build = FAMILIES[request.param]
     model = build()
     folder = plain_models.save(model, tmp_path_factory.mktemp(request.param))
+    said, log, heard = list[str](), logging.getLogger("foreword"), logging.NullHandler()
+    heard.handle = lambda record: said.append(record.getMessage()) or True
+    log.addHandler(heard)
     with running(CacheConfig(kv_cache="64"), ScheduleConfig(max_context=256), model=str(folder)) as server:
-        yield Served(family=request.param, reason=reason, model=model, server=server)
+        yield Served(family=request.param, reason=reason, model=model, server=server, said=said)
+    log.removeHandler(heard)
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -81,7 +90,7 @@ def test_hybrid_recurrent_and_window_state_is_restored_whole_or_not_at_all(serve
 
 
 def test_an_identical_chat_hits_or_says_why_not(served: Served) -> None:
-    """The same body twice, and once with a longer last message."""
+    """Row 27: the same body twice, and once with a longer last message; and what log and `/v1/cache` say of it."""
     server = served.server
     server.assembly.worker.flush()
     text = " ".join(f"t{token}" for token in words(60, seed=2))
@@ -90,10 +99,14 @@ def test_an_identical_chat_hits_or_says_why_not(served: Served) -> None:
     cached = [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in seen]
     state = server.get("/v1/cache").json()
     assert seen[0]["choices"] == seen[1]["choices"]
+    told = [line for line in served.said if "every prompt is computed whole" in line]
     if served.reason is None:
+        assert told == []
         assert cached == [0, 61, 61]
         assert (state["cacheable"], state["not_cacheable"]) == (True, None)
     else:
+        [line] = told
+        assert served.reason in line
         assert cached == [0, 0, 0]
         assert {reply["cache"]["reason"] for reply in seen} == {"model_not_cacheable"}
         assert state["cacheable"] is False

@@ -55,10 +55,10 @@ class PrefixCache:
         "_pool",
         "_public",
         "_shares",
-        "_stopped",
         "_ttl_s",
         "block_size",
         "off",
+        "stopped",
     )
 
     def __init__(
@@ -87,8 +87,8 @@ class PrefixCache:
         self._pins = Pins()
         self._public: frozenset[BlockHash] | None = None
         """What may be stored as public. None: nobody has said yet, and chains know."""
-        self._stopped: frozenset[str] = frozenset()
-        """Tenants for whom nothing is reused, since their books were found wrong."""
+        self.stopped: frozenset[str] = frozenset()
+        """Tenants for whom nothing is reused, since their books were found wrong. Safe to read from any thread."""
         self._lost: frozenset[BlockId] = frozenset()
         """Blocks that were held when nobody could hold any: never used again."""
         self.block_size = block_size
@@ -102,7 +102,7 @@ class PrefixCache:
 
     def reuses(self, tenant: str) -> bool:
         """Whether this tenant's prefixes are."""
-        return self.off is None and tenant not in self._stopped
+        return self.off is None and tenant not in self.stopped
 
     @property
     def generation(self) -> int:
@@ -407,7 +407,7 @@ class PrefixCache:
             self.flush()
             self.off = "cache_disabled"
             return
-        self._stopped |= fault.tenants
+        self.stopped |= fault.tenants
         for tenant in fault.tenants:
             self.flush_tenant(tenant)
 

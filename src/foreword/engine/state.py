@@ -46,7 +46,7 @@ class EngineState:
     departures: Mapping[Cause, int] = field(default_factory=dict[Cause, int])
     """Blocks that have left so far, by cause."""
     tenants: Mapping[str, TenantState] = field(default_factory=dict[str, TenantState])
-    """By name; whoever has nothing here and asks for nothing is missing."""
+    """By name; whoever has nothing here and asks for nothing is missing, unless reuse has stopped for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

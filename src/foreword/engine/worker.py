@@ -111,7 +111,7 @@ class Worker:
                 held=len(set[BlockId]().union(*holders.get(name, ()))),
                 caching=scheduler.cache.reuses(name),
             )
-            for name in {*live, *holders, *owned} - {PUBLIC}
+            for name in {*live, *holders, *owned, *scheduler.cache.stopped} - {PUBLIC}
         }
 
     def submit(self, submission: Submission) -> Stream:
