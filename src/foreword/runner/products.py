@@ -23,11 +23,15 @@ from foreword.runner.linear import PACKED_BYTES, PortionedLinear, StandIn, choos
 from foreword.runner.native import machine, product
 from foreword.runner.native.activation import Activation
 from foreword.runner.native.form import TILE_ROWS, tile_shapes
-from foreword.runner.native.product import COLUMNS, STEP, Job
+from foreword.runner.native.product import COLUMNS, STEP, STRIP, Job
 from foreword.runner.rowwise import Gate
 
-_STRIP_BYTES = 2**19
-"""Of a strip's rows: they should stay in a core's own cache while all weights pass by."""
+_LINE = 32
+"""Numbers in a line of the cache: 64 bytes."""
+_PANEL_BYTES = 2**19
+"""Of a panel's weights: they should stay in a core's own cache while a strip's rows pass by."""
+_FEW, _SOME = 32, 128
+"""Rows up to which weights are taken one block at a time, or a few: reading them is what takes the time then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,8 @@ class Laid:
         inputs, wide = linears[0].in_features, [linear.out_features for linear in linears]
         blocks, steps = sum(wide) // COLUMNS, inputs // STEP
         self.columns = wide if gate is None else wide[:1]
+        self._apart = wide if gate is None else [_apart(wide[0])]
+        """Numbers from row to row of a result. Of a gate's, nothing but the next product is made."""
         self._weight = linears[0].weight.new_empty(blocks, steps, 2, STEP // 2, COLUMNS // 2, 2)
         self._bias = torch.empty(blocks, 2, COLUMNS // 2)
         tiles = self._weight.permute(0, 2, 4, 1, 3, 5)
@@ -149,21 +155,18 @@ class Laid:
         begins = accumulate(self.columns, initial=0)
         self._parts = torch.tensor(
             [
-                (begin, columns)
-                for begin, columns in zip(begins, self.columns, strict=False)
+                (begin, apart)
+                for begin, apart, columns in zip(begins, self._apart, self.columns, strict=False)
                 for _ in range(blocks * columns // sum(self.columns))
             ],
             dtype=torch.int32,
         )
-        self._strip = max(_STRIP_BYTES // (2 * inputs) // COLUMNS, 1) * COLUMNS
         self._given: Tensor | None = None
         self._results: list[Tensor | None] = []
         self._run = _kernel(gate).run
         self._job = machine.new_job(Job)
-        self._job[Job.STRIP] = self._strip
         self._job[Job.BLOCKS] = blocks
         self._job[Job.STEPS] = steps
-        self._job[Job.X_ROW] = 2 * inputs
         self._job[Job.WEIGHT] = self._weight.data_ptr()
         self._job[Job.BIAS] = self._bias.data_ptr()
         self._job[Job.PARTS] = self._parts.data_ptr()
@@ -183,19 +186,25 @@ class Laid:
         return found
 
     def _multiply(self, x: Tensor) -> list[Tensor | None]:
-        x = x.contiguous()
         shape, job = x.shape[:-1], self._job
-        rows = shape.numel()
-        out = x.new_empty(rows * sum(self.columns))
+        x = x.flatten(0, -2)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows = len(x)
+        out = x.new_empty(rows * sum(self._apart))
         job[Job.NEXT] = 0
         job[Job.ROWS] = rows
-        job[Job.ITEMS] = -(-rows // self._strip) * job[Job.BLOCKS]
+        job[Job.STRIPS] = -(-rows // STRIP)
+        job[Job.PANEL] = _panel(job[Job.BLOCKS], job[Job.STEPS] * STEP, rows)
+        job[Job.ITEMS] = -(-job[Job.BLOCKS] // job[Job.PANEL]) * job[Job.STRIPS]
         job[Job.X] = x.data_ptr()
+        job[Job.X_ROW] = 2 * x.stride(0)
         job[Job.OUT] = out.data_ptr()
         job[Job.TILES] = _shapes(min(rows, TILE_ROWS))[1]
         self._run(job, torch.get_num_threads())
-        parts = torch.split_with_sizes(out, [rows * columns for columns in self.columns])
-        return [part.view(*shape, columns) for part, columns in zip(parts, self.columns, strict=True)]
+        parts = torch.split_with_sizes(out, [rows * apart for apart in self._apart])
+        wide = zip(parts, self._apart, self.columns, strict=True)
+        return [part.view(*shape, apart)[..., :columns] for part, apart, columns in wide]
 
 
 class TiledLinear(StandIn):
@@ -216,6 +225,22 @@ class TiledLinear(StandIn):
     def extra_repr(self) -> str:
         """Shown when the model is printed."""
         return f"{super().extra_repr()}, with={len(self._laid.columns) - 1}"
+
+
+def _panel(blocks: int, inputs: int, rows: int) -> int:
+    """Blocks of weights that a worker takes at once: as many for each worker, as far as that is possible."""
+    workers = torch.get_num_threads()
+    most = 1 if rows <= _FEW else 4 if rows <= _SOME else max(1, _PANEL_BYTES // (2 * COLUMNS * inputs))
+    rounds = -(-blocks // (workers * most))
+    return -(-blocks // (workers * rounds))
+
+
+def _apart(columns: int) -> int:
+    """How far apart rows of so many numbers should lie: an odd number of lines of the innermost cache.
+
+    Tiles are read down the rows; at a distance of many lines, all of them would have to share a few places there.
+    """
+    return (-(-columns // _LINE) | 1) * _LINE
 
 
 @cache

@@ -1,7 +1,9 @@
 """Products with weights in tile registers (Intel AMX): what one worker does with one job.
 
-`x @ weight.T` for rows of bfloat16: an item of work is a strip of rows and a block of 32 columns, and workers take
-items until none is left. A weight is laid out once for all, so that what a block reads lies in the order of reading.
+`x @ weight.T` for rows of bfloat16: an item of work is a strip of rows and a panel, some blocks of 32 columns each, and
+workers take items until none is left. A weight is laid out once for all, so that what a block reads lies in the order
+of reading. Of a strip, 32 rows at a time meet all blocks of the panel: they stay in the innermost cache, weights pass
+by it out of the next one, and what came of the block before is rounded and written meanwhile.
 
 Every element of the result is one sum over the inputs in their order, 32 at a time, kept in a tile register from the
 first to the last and rounded once; only the number of inputs takes part in how it is computed. So a row's bits do not
@@ -13,12 +15,14 @@ from enum import IntEnum
 from foreword.runner.native.activation import Activation, activate
 from foreword.runner.native.form import TILE_BYTES, TILE_ROWS
 from foreword.runner.native.worker import Worker
-from foreword.runner.native.writer import FLOATS, HALVES, I8, I32, I64, LANES, Value, ir
+from foreword.runner.native.writer import FLOATS, HALVES, I8, I32, I64, LANES, POINTER, Value, ir
 
 COLUMNS = 32
 """Of a block's weights: two tiles side by side."""
 STEP = 32
 """Inputs that a tile holds."""
+STRIP = 256
+"""Rows of an item, at most."""
 _STEP_BYTES = 2 * STEP * COLUMNS
 _ROWS = 2 * TILE_ROWS
 """Multiplied together."""
@@ -30,10 +34,9 @@ class Job(IntEnum):
     """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
 
     NEXT = 0
-    """The next item; workers count it up."""
+    """The next item; workers count it up. Strips of one panel come one after the other."""
     ROWS = 1
-    STRIP = 2
-    """Rows of a strip, a multiple of 32."""
+    STRIPS = 2
     ITEMS = 3
     BLOCKS = 4
     STEPS = 5
@@ -45,10 +48,12 @@ class Job(IntEnum):
     BIAS = 9
     """float32 [columns]."""
     PARTS = 10
-    """int32 [blocks, 2]: the first column of the part of the result that a block belongs to, and the part's columns."""
+    """int32 [blocks, 2]: where the part of the result that a block is in begins; numbers from row to row there."""
     OUT = 11
-    """Parts one after the other, each [rows, its columns]."""
-    TILES = 12
+    """Parts one after the other, each [rows, numbers from row to row]."""
+    PANEL = 12
+    """Blocks of a panel."""
+    TILES = 13
     """What LDTILECFG reads."""
 
 
@@ -73,31 +78,27 @@ class _Worker(Worker):
         """Columns of the result that a block makes."""
         self.sums = self.scratch(_ROWS * COLUMNS * 4)
         self.before = self.scratch(TILE_BYTES)
+        self.steps, self.strips, self.x_row = (self.field(place) for place in (Job.STEPS, Job.STRIPS, Job.X_ROW))
+        # Of the sums that are to be rounded yet: how many rows, how far apart they are to lie, where, and their biases.
+        self.due, self.due_apart = (self.w.b.alloca(I64) for _ in range(2))
+        self.due_out, self.due_bias = (self.w.b.alloca(POINTER) for _ in range(2))
 
     def write(self) -> None:
         """Take items until there are none."""
-        items = self.field(Job.ITEMS)
-        with self.tiles(self.pointer(Job.TILES), self.before), self.taking(Job.NEXT, self.w.number(1), items) as item:
+        w, items = self.w, self.field(Job.ITEMS)
+        with self.tiles(self.pointer(Job.TILES), self.before), self.taking(Job.NEXT, w.number(1), items) as item:
             self._item(item)
-        self.w.b.ret_void()
+        w.b.ret_void()
 
     def _item(self, item: Value) -> None:
-        w, blocks, strip = self.w, self.field(Job.BLOCKS), self.field(Job.STRIP)
-        block = w.b.srem(item, blocks)
-        first = w.b.mul(w.b.sdiv(item, blocks), strip)
-        end = w.smaller(w.b.add(first, strip), self.field(Job.ROWS))
-        self.steps, self.x_row = self.field(Job.STEPS), self.field(Job.X_ROW)
-        self.weight = w.at(self.pointer(Job.WEIGHT), w.b.mul(block, w.times(self.steps, _STEP_BYTES)))
-        column = w.times(block, self.width)
-        self.bias = w.at(self.pointer(Job.BIAS), w.times(block, COLUMNS * 4))
-        begin, width = (
-            w.b.sext(w.load(I32, self.pointer(Job.PARTS), w.plus(w.times(block, 8), 4 * place)), I64)
-            for place in range(2)
-        )
-        ahead = w.b.add(w.b.mul(begin, self.field(Job.ROWS)), w.b.sub(column, begin))
-        self.out, self.out_row = w.at(self.pointer(Job.OUT), w.times(ahead, 2)), w.times(width, 2)
+        w, panel = self.w, self.field(Job.PANEL)
+        block = w.b.mul(w.b.sdiv(item, self.strips), panel)
+        self.blocks = block, w.smaller(w.b.add(block, panel), self.field(Job.BLOCKS))
+        first = w.times(w.b.srem(item, self.strips), STRIP)
+        end = w.smaller(w.plus(first, STRIP), self.field(Job.ROWS))
         rest = w.b.add(first, w.times(w.b.sdiv(w.b.sub(end, first), w.number(_ROWS)), _ROWS))
         full = w.number(TILE_ROWS)
+        w.b.store(w.number(0), self.due)
         with w.loop(first, rest, _ROWS) as row:
             self._rows(row, w.number(_ROWS), tiles=2)
         with w.b.if_then(w.b.icmp_signed(">", w.b.sub(end, rest), full)):
@@ -106,39 +107,66 @@ class _Worker(Worker):
             # The last tile is a full one where there are so many rows: some are computed twice, to the same bits.
             count = w.smaller(end, full)
             self._rows(w.b.sub(end, count), count, tiles=1)
+        self._round(w.number(0), w.b.load(self.due))
 
     def _rows(self, row: Value, count: Value, *, tiles: int) -> None:
-        """Compute `count` rows from `row` on, which take so many tiles."""
+        """Multiply `count` rows from `row` on, which take so many tiles, by all blocks of the panel."""
         w = self.w
         x = w.at(self.pointer(Job.X), w.b.mul(row, self.x_row))
+        with w.loop(*self.blocks) as block:
+            self._multiply(x, block, tiles)
+            part = w.at(self.pointer(Job.PARTS), w.times(block, 8))
+            begin, apart = (w.b.sext(w.load(I32, part, 4 * place), I64) for place in range(2))
+            column = w.b.sub(w.times(block, self.width), begin)
+            ahead = w.b.add(w.b.add(w.b.mul(begin, self.field(Job.ROWS)), w.b.mul(row, apart)), column)
+            w.b.store(count, self.due)
+            w.b.store(w.times(apart, 2), self.due_apart)
+            w.b.store(w.at(self.pointer(Job.OUT), w.times(ahead, 2)), self.due_out)
+            w.b.store(w.at(self.pointer(Job.BIAS), w.times(block, COLUMNS * 4)), self.due_bias)
+
+    def _multiply(self, x: Value, block: Value, tiles: int) -> None:
+        """Sum up some rows' products with a block, and meanwhile round what is due: a core does both at once."""
+        w = self.w
+        weight = w.at(self.pointer(Job.WEIGHT), w.b.mul(block, w.times(self.steps, _STEP_BYTES)))
+        pairs = w.smaller(w.b.sdiv(w.b.load(self.due), w.number(2)), self.steps)
         for number in range(2 * tiles):
             w.call("llvm.x86.tilezero", ir.VoidType(), ir.Constant(I8, number))
         with w.loop(w.number(0), self.steps) as step:
             for side in range(2):
                 place = w.plus(w.times(step, _STEP_BYTES), side * TILE_ROWS * TILE_BYTES)
-                w.load_tile(_RIGHT + side, w.at(self.weight, place), w.number(TILE_BYTES))
+                w.load_tile(_RIGHT + side, w.at(weight, place), w.number(TILE_BYTES), passing=True)
             for tile in range(tiles):
                 lower = w.at(x, w.b.add(w.times(step, TILE_BYTES), w.times(self.x_row, tile * TILE_ROWS)))
                 w.load_tile(_LEFT + tile, lower, self.x_row)
                 for side in range(2):
                     numbers = (2 * tile + side, _LEFT + tile, _RIGHT + side)
                     w.call("llvm.x86.tdpbf16ps", ir.VoidType(), *(ir.Constant(I8, number) for number in numbers))
+            with w.b.if_then(w.b.icmp_signed("<", step, pairs)):
+                for other in range(2):
+                    self._round_row(w.plus(w.times(step, 2), other))
+        self._round(w.times(pairs, 2), w.b.load(self.due))
         for tile in range(tiles):
             for side in range(2):
                 place = w.at(self.sums, tile * TILE_ROWS * COLUMNS * 4 + side * TILE_BYTES)
                 number = ir.Constant(I8, 2 * tile + side)
                 w.call("llvm.x86.tilestored64", ir.VoidType(), number, place, w.number(COLUMNS * 4))
-        biases = [w.load(FLOATS, self.bias, 64 * side) for side in range(2)]
-        out = w.at(self.out, w.b.mul(row, self.out_row))
-        with w.loop(w.number(0), count) as index:
-            halves: list[Value] = []
-            for side, bias in enumerate(biases):
-                total = w.load(FLOATS, self.sums, w.plus(w.times(index, COLUMNS * 4), 64 * side))
-                halves.append(w.b.fptrunc(w.b.fadd(total, bias), HALVES))
-            if self.gate is not None:
-                halves = [self._let_through(self.gate, *halves)]
-            for side, half in enumerate(halves):
-                w.store(half, out, w.plus(w.b.mul(index, self.out_row), 2 * LANES * side))
+
+    def _round(self, first: Value, end: Value) -> None:
+        with self.w.loop(first, end) as index:
+            self._round_row(index)
+
+    def _round_row(self, index: Value) -> None:
+        """Round a row of the sums that are due, into the result."""
+        w, bias = self.w, self.w.b.load(self.due_bias)
+        out = w.at(w.b.load(self.due_out), w.b.mul(index, w.b.load(self.due_apart)))
+        halves: list[Value] = []
+        for side in range(2):
+            total = w.load(FLOATS, self.sums, w.plus(w.times(index, COLUMNS * 4), 64 * side))
+            halves.append(w.b.fptrunc(w.b.fadd(total, w.load(FLOATS, bias, 64 * side)), HALVES))
+        if self.gate is not None:
+            halves = [self._let_through(self.gate, *halves)]
+        for side, half in enumerate(halves):
+            w.store(half, out, 2 * LANES * side)
 
     def _let_through(self, gate: Activation, value: Value, other: Value) -> Value:
         w, b = self.w, self.w.b

@@ -118,9 +118,13 @@ class Writer:
         """Have what lies there on its way into the core's own cache; it changes nothing else."""
         self.call("llvm.prefetch.p0", ir.VoidType(), self.at(base, distance), *(ir.Constant(I32, n) for n in (0, 2, 1)))
 
-    def load_tile(self, number: int, base: Value, row: Value) -> None:
-        """Fill a tile register (Intel AMX) with rows that lie `row` bytes apart."""
-        self.call("llvm.x86.tileloadd64", ir.VoidType(), ir.Constant(I8, number), base, row)
+    def load_tile(self, number: int, base: Value, row: Value, *, passing: bool = False) -> None:
+        """Fill a tile register (Intel AMX) with rows that lie `row` bytes apart.
+
+        What is `passing` shouldn't take the place of what stays in the innermost cache.
+        """
+        name = "llvm.x86.tileloaddt164" if passing else "llvm.x86.tileloadd64"
+        self.call(name, ir.VoidType(), ir.Constant(I8, number), base, row)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """Multiply and add, rounded once: a * b + c."""
