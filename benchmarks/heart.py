@@ -157,7 +157,8 @@ def status(num_blocks: int = 102_400) -> dict[str, float]:
     for shape, length in (("prompts of 64 blocks", 64), ("prompts of one block", 1), ("prompts of 8192 blocks", 8192)):
         cache = PrefixCache(num_blocks, BLOCK)
         for i in range(num_blocks // length):
-            chain = Chain(SPACE, [i, *range(length * BLOCK - 1)])
+            cache.advance(float(i))
+            chain = Chain(SPACE, [i * 2654435761 % 2**32, *range(length * BLOCK - 1)])
             lease = cache.acquire(chain, EVERYTHING)
             cache.reserve(lease, 0, length * BLOCK)
             cache.publish(lease, chain, length * BLOCK)

@@ -11,6 +11,7 @@ A block's state is two facts, held or not and hashed or not:
 Writable means exactly one holder and no hash; that is the whole copy-on-write rule.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ class BlockPool:
         "_free",
         "_holders",
         "_line_of",
+        "_mortal",
         "_owners",
         "_proven",
         "_shelves",
@@ -161,10 +163,12 @@ class BlockPool:
         self._shelves: dict[str, Shelf] = {}
         self._line_of: list[Line | None] = [None] * num_blocks
         # Where a block with a hash stands while nobody holds it; its hash is the index's to know.
-        self._used = [0.0] * num_blocks
-        # When such a block was last let go; NEVER while it is held.
+        self._used = array("d", bytes(8 * num_blocks))
+        # When such a block was last let go. Bare numbers side by side: a view of the tree compares many.
         self._worths: list[Worth] = [Worth(0, NEVER)] * num_blocks
         self._proven = [False] * num_blocks
+        self._mortal = False
+        # Whether any block was ever to be kept for some time only.
         self._expiry = Expiry()
         self.hits = [0] * num_blocks
         """How often each published block was matched."""
@@ -198,8 +202,7 @@ class BlockPool:
 
     def last_used(self, block: BlockId) -> float:
         """When a published block was last let go; now, while somebody holds it."""
-        moment = self._used[block]
-        return self.now if moment == NEVER else moment
+        return self.now if self._holders[block] else self._used[block]
 
     def of_owner(self, blocks: Sequence[BlockId], owner: str) -> list[BlockId]:
         """Those of these that are this owner's."""
@@ -208,20 +211,20 @@ class BlockPool:
 
     def hit_more(self, blocks: Sequence[BlockId], than: Rank) -> list[tuple[Rank, BlockId]]:
         """Those of these that were matched more often, or as often and used later: with hits and last use."""
-        (least, since), hits, used = than, self.hits, self._used
+        (least, since), hits, used, holders = than, self.hits, self._used, self._holders
         return [
-            ((num, used[block]), block)
+            ((num, NEVER if holders[block] else used[block]), block)
             for block in blocks
-            if (num := hits[block]) > least or (num == least and used[block] > since)
+            if (num := hits[block]) > least or (num == least and (used[block] > since or holders[block]))
         ]
 
     def used_later(self, blocks: Sequence[BlockId], than: Rank) -> list[tuple[Rank, BlockId]]:
-        """Those of these that were used later, or as late and matched more often: with last use and hits."""
-        (since, least), hits, used = than, self.hits, self._used
+        """Those of these that are held, were used later, or as late and matched more often: with last use and hits."""
+        (since, least), hits, used, holders = than, self.hits, self._used, self._holders
         return [
-            ((moment, hits[block]), block)
+            ((NEVER if holders[block] else moment, hits[block]), block)
             for block in blocks
-            if (moment := used[block]) > since or (moment == since and hits[block] > least)
+            if (moment := used[block]) > since or holders[block] or (moment == since and hits[block] > least)
         ]
 
     def num_like(self, blocks: Sequence[BlockId], owner: str, pinned: bool, hits: int | None) -> int:
@@ -265,7 +268,7 @@ class BlockPool:
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
         """Add one holder to each of these shared or cached blocks."""
-        holders, line_of, used = self._holders, self._line_of, self._used
+        holders, line_of = self._holders, self._line_of
         for block in blocks:
             before = holders[block]
             if not before:
@@ -273,7 +276,6 @@ class BlockPool:
                 if line is None:
                     raise InvariantBroken(f"block {block} is to be shared but has no hash")
                 del line[block]
-                used[block] = NEVER
             holders[block] = before + 1
 
     def count_hits(self, blocks: Sequence[BlockId]) -> None:
@@ -299,7 +301,7 @@ class BlockPool:
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Take one holder away from each, in this order; the last one leaves a block cached if hashed, else free."""
         holders, line_of, now, free = self._holders, self._line_of, self.now, self._free
-        used, worths = self._used, self._worths
+        used, worths, mortal = self._used, self._worths, self._mortal
         for block in blocks:
             left = holders[block] - 1
             holders[block] = left
@@ -310,7 +312,7 @@ class BlockPool:
                     continue
                 line[block] = None
                 used[block] = now
-                if worths[block].ttl_s != NEVER:
+                if mortal and worths[block].ttl_s != NEVER:
                     self._expiry.watch(block, now + worths[block].ttl_s)
             elif left < 0:
                 raise InvariantBroken(f"block {block} was released more often than it was held")
@@ -326,7 +328,7 @@ class BlockPool:
         shelf.num_published += 1
         self._line_of[block] = shelf.line(worth.rank)
         self._worths[block] = worth
-        self._used[block] = NEVER
+        self._mortal = self._mortal or worth.ttl_s != NEVER
         self._proven[block] = False
         self.hits[block] = 0
 

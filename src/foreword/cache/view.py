@@ -17,12 +17,12 @@ from foreword.cache.index import PrefixIndex
 Order = Literal["used", "hits"]
 """Level by level and the most lately used first, or what was hit most often before all else."""
 
-PORTION = 7_500
-"""What is looked at in one go, in blocks that are passed over: about a millisecond."""
+PORTION = 10_000
+"""What is looked at in one go, in blocks that are followed from one to the next: a millisecond or two."""
 _BATCH = 500
 """Blocks beside each other that are looked at together; the best so far are a measure for those to come."""
-_BEST, _NODE = 6, 120
-"""What a block that is among the best so far costs besides, and a node, in that measure."""
+_BESIDE, _BEST, _NODE = 2, 8, 150
+"""What one of those costs in that measure, what it costs besides when it is among the best so far, and what a node."""
 _SHOWN_TOKENS = 32
 
 
@@ -197,7 +197,7 @@ class Walk:
             if len(best) > 1:
                 best = sorted(best, key=_rank, reverse=True)[: self._limit]
             num += seen
-            self._spent += len(blocks) + _BEST * len(found)
+            self._spent += _BESIDE * len(blocks) + _BEST * len(found)
             if self._spent >= PORTION:
                 yield
         if num > len(best):
