@@ -105,7 +105,7 @@ def test_the_second_signal_leaves_at_once_even_if_a_client_never_reads(server: S
         deaf.sendall((head + body).encode())
         server.wait_until_running(2)
         server.process.send_signal(name)
-        server.wait_for("Stopping: 2 requests are under way")
+        server.wait_for("Stopping: 2 requests under way")
         server.process.send_signal(name)
         assert server.process.wait(10) == 0
     asking.join()

@@ -137,7 +137,7 @@ def test_the_dump_says_who_held_what_and_no_token(caplog: pytest.LogCaptureFixtu
     house.leak([*HEAD, 1], RED)
     house.ask([*HEAD, 2], BLUE)
     (dump,) = dumps(caplog)
-    assert dump["what"].startswith("nothing runs and 4 blocks are held")
+    assert dump["what"].startswith("nothing runs and somebody holds 4 blocks")
     assert dump["generation"] == 1
     assert dump["pool"]["held"] == 4
     assert dump["requests"] == []

@@ -183,7 +183,7 @@ def test_a_full_queue_refuses_and_recovers() -> None:
     house = House(max_live=2)
     house.runner.open.clear()
     streams = [house.ask([1]), house.ask([2])]
-    with pytest.raises(CapacityError, match="2 requests are queued or running"):
+    with pytest.raises(CapacityError, match="2 requests queued or running"):
         house.ask([3])
     house.runner.open.set()
     for stream in streams:

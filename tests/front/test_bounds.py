@@ -49,7 +49,7 @@ from tests.front.played import PlayedEngine
         ({"logprobs": -1}, "logprobs", "at least 0"),
         ({"logprobs": 21}, "logprobs", "at most 20"),
         ({"prefix_length": -1}, "prefix_length", "at least 0"),
-        ({"prefix_length": 2}, "prefix_length", "prompt has 1 tokens"),
+        ({"prefix_length": 2}, "prefix_length", "prompt has 1 token,"),
         ({"seed": 2**63}, "seed", "at most"),
         ({"seed": -(2**63) - 1}, "seed", "at least"),
     ],

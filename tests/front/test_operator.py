@@ -178,5 +178,5 @@ def test_what_is_public_needs_no_pin(front: Front, engine: PlayedEngine, operato
         for verb in (keeper.pin, keeper.unpin, keeper.flush):
             with pytest.raises(RequestError, match=r"public: .*it needs no pin"):
                 verb(prefix, RED)
-    with pytest.raises(RequestError, match="has 1 tokens; it must fill a block of 4"):
+    with pytest.raises(RequestError, match="has 1 token; it must fill a block of 4"):
         keeper.pin((1,), RED)

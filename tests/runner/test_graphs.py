@@ -141,5 +141,5 @@ def test_what_cannot_be_recorded_runs_as_usual(
     assert tape.replayed == 0
     assert [message.split(":")[0] for message in caplog.messages] == [
         "steps of 16 rows cannot be recorded and run one launch at a time",
-        "steps of 1 rows cannot be recorded and run one launch at a time",
+        "steps of 1 row cannot be recorded and run one launch at a time",
     ]

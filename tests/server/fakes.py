@@ -139,7 +139,7 @@ class FakeFront:
         sampling = sampling_of(ask, len(ids), BOUNDS)
         reach_of(ask, len(ids))
         if self.full_after is not None and len(self.answers) >= self.full_after:
-            raise CapacityError("4 requests are queued or running, the limit is 4; try again later", retry_after_s=1.4)
+            raise CapacityError("there are 4 requests queued or running, the limit is 4; try later", retry_after_s=1.4)
         if self.away:
             raise Unavailable("the server is stopping; try another one", retry_after_s=10.0)
         self.asks.append(ask)
@@ -221,7 +221,7 @@ class FakeOperator:
 
     def mark(self, head: Head, /) -> PublicHead:
         if head == "short":
-            raise RequestError("the head has 1 tokens, less than a block", field="prompt")
+            raise RequestError("the head has 1 token, less than a block", field="prompt")
         self.heads.append(PublicHead(head, 9, 2))
         return self.heads[-1]
 
@@ -259,7 +259,7 @@ class FakeKeeper:
     def pin(self, prefix: Prefix, tenant: Tenant, ttl_s: float | None, /) -> Pinned:
         self.calls.append(("pin", prefix, tenant.name, ttl_s))
         if prefix == "too much":
-            raise RequestError("the prefix has 99 blocks; 0 blocks are pinned and 25 may be", field="prompt")
+            raise RequestError("the prefix has 99 blocks; 0 are pinned and 25 may be", field="prompt")
         return Pinned(done=True, num_blocks=2, num_cached=1, num_pinned=2, budget=25)
 
     def unpin(self, prefix: Prefix, tenant: Tenant, /) -> int:

@@ -133,6 +133,7 @@ async def test_wrong_credentials(nobody: httpx.AsyncClient, house: House) -> Non
         response = await nobody.post("/chat", json={"prompt": "a"}, headers=headers)
         assert response.status_code == 401, headers
         assert key not in response.text
+        assert ("2 Authorization headers: send one" in response.text) == (headers == wrong[8])
     assert (await nobody.post(f"/chat?key={key}", json={"prompt": "a"})).status_code == 401
     for scheme in ("Bearer", "bearer"):
         response = await nobody.post("/chat", json={"prompt": "a"}, headers={"authorization": f"{scheme} {key}"})
@@ -348,7 +349,7 @@ def test_a_file_of_public_heads(tmp_path: Path) -> None:
     operator: Any = FakeOperator()
     mark_heads(operator, heads)
     assert [public.head for public in operator.heads] == list(heads)
-    with pytest.raises(ConfigError, match="head 1: the head has 1 tokens"):
+    with pytest.raises(ConfigError, match="head 1: the head has 1 token,"):
         mark_heads(operator, ("fine", "short"))
 
 

@@ -308,7 +308,7 @@ async def test_queue_full(client: httpx.AsyncClient, world: World) -> None:
         assert response.status_code == 429
         assert response.headers["retry-after"] == "2"
         assert response.json()["error"] == {
-            "message": "4 requests are queued or running, the limit is 4; try again later",
+            "message": "there are 4 requests queued or running, the limit is 4; try later",
             "type": "rate_limit_error",
             "param": None,
             "code": "queue_full",

@@ -69,13 +69,33 @@ async def test_unknown_paths(client: httpx.AsyncClient, method: str, path: str, 
     ("method", "path", "allowed"),
     [
         ("GET", "/v1/chat/completions", "POST"),
-        ("POST", "/v1/cache", "GET"),
-        ("POST", "/v1/models/tiny", "GET"),
-        ("DELETE", "/v1/cache/public", "GET, POST"),
+        ("POST", "/v1/cache", "GET, HEAD"),
+        ("POST", "/v1/models/tiny", "GET, HEAD"),
+        ("DELETE", "/v1/cache/public", "GET, HEAD, POST"),
     ],
 )
 async def test_wrong_methods(client: httpx.AsyncClient, method: str, path: str, allowed: str) -> None:
     response = await client.request(method, path)
     assert (response.status_code, response.headers["allow"]) == (405, allowed)
     message = response.json()["error"]["message"]
-    assert message == f"{method} {path}: this path takes {allowed.replace(', ', ' and ')} only."
+    told = allowed.replace(", HEAD", "").replace(", ", " and ")
+    assert message == f"{method} {path}: this path takes {told} only."
+
+
+PATHS = ("/", "/health", "/ready", "/metrics", "/dashboard", "/dashboard/style.css", "/v1/models", "/v1/models/tiny")
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/cache", "/openapi.json", "/nowhere", "/v1/models/zebra"])
+async def test_head_is_get_without_the_body(client: httpx.AsyncClient, path: str) -> None:
+    whole, head = await client.get(path), await client.head(path)
+    assert (head.status_code, head.content) == (whole.status_code, b"")
+    assert head.headers.keys() == whole.headers.keys()
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    if path != "/metrics":  # it counts what was refused
+        assert int(head.headers["content-length"]) == len(whole.content) > 0
+
+
+async def test_head_of_what_is_only_posted_to(client: httpx.AsyncClient, world: World) -> None:
+    reply = await client.head("/v1/cache/flush")
+    assert (reply.status_code, reply.headers["allow"], reply.content) == (405, "POST", b"")
+    assert world.keeper.calls == []

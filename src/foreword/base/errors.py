@@ -16,6 +16,11 @@ Messages name the value, the limit and the way out.
 """
 
 
+def amount(num: int, noun: str) -> str:
+    """So many, as messages say it: `1 token`, `2 tokens`."""
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
+
+
 class ForewordError(Exception):
     """Root of the tree."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from foreword.base.errors import InvariantBroken
+from foreword.base.errors import InvariantBroken, amount
 from foreword.base.ids import BlockHash, BlockId
 from foreword.cache.blocks import BlockPool, Shelf
 from foreword.cache.fault import Doubt, Fault
@@ -34,7 +34,7 @@ def idle_fault(pool: BlockPool, index: PrefixIndex, lost: Collection[BlockId]) -
         return None
     doubts = doubts_of(pool, index, lost, ())
     if doubts and len(index) == state.cached + sum(doubt.hash is not None for doubt in doubts):
-        return Fault(f"nothing runs and {len(doubts)} blocks are held: {state}", doubts)
+        return Fault(f"nothing runs and somebody holds {amount(len(doubts), 'block')}: {state}", doubts)
     return Fault(f"nothing runs, {len(index)} blocks can be found and {state.cached} are cached: {state}")
 
 

@@ -18,6 +18,7 @@ from tyro.conf import OmitArgPrefixes
 
 from foreword.assemble import Assembly, assemble
 from foreword.base.config import Config, ScheduleConfig, ServerConfig
+from foreword.base.errors import amount
 from foreword.cli.flags import CacheFlags, ModelFlags
 from foreword.cli.loading import loading
 from foreword.cli.tracing import tracing
@@ -81,8 +82,9 @@ class Serve:
 def _say_that_it_stops(console: Console, assembly: Assembly, listener: "Listener") -> None:
     state = assembly.worker.state()
     num = state.running + state.waiting
-    under_way = {0: "no request is under way", 1: "1 request is under way"}.get(num, f"{num} requests are under way")
-    console.print(f"Stopping: {under_way} (Ctrl-C again leaves at once)", highlight=False, soft_wrap=True)
+    console.print(
+        f"Stopping: {amount(num, 'request')} under way (Ctrl-C again leaves at once)", highlight=False, soft_wrap=True
+    )
     Thread(target=_leave_when_forced, args=(assembly, listener), daemon=True).start()
 
 
@@ -110,7 +112,7 @@ def _say_what_is_served(
     )
     why = assembly.card.not_cacheable
     if why is not None:
-        pool = f"up to {state['num_blocks']:,} requests at once, {gib:.2f} GiB"
+        pool = f"up to {amount(int(state['num_blocks']), 'request')} at once, {gib:.2f} GiB"
     lines = [
         f"[bold]{state['model']}[/] on {state['device']}, {state['dtype']}, attention {state['attention']}",
         f"Cache {cache}: {pool}; context {state['max_context']:,} tokens",
@@ -118,8 +120,8 @@ def _say_what_is_served(
         f"[green]Listening on {listener.url}[/] (Ctrl-C stops)",
     ]
     if tenants is not None:
-        num_public = assembly.operator.num_public_blocks
-        lines.insert(2, f"Keys for {len(tenants)} tenants ({', '.join(tenants)}); public heads of {num_public} blocks")
+        users, public = amount(len(tenants), "tenant"), amount(assembly.operator.num_public_blocks, "block")
+        lines.insert(2, f"Keys for {users} ({', '.join(tenants)}); public heads of {public}")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 

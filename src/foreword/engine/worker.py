@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Condition, Event, Lock, Thread, current_thread
 from typing import TypeVar
 
-from foreword.base.errors import CapacityError, InvariantBroken, TenantLimit, Unavailable
+from foreword.base.errors import CapacityError, InvariantBroken, TenantLimit, Unavailable, amount
 from foreword.base.ids import BlockHash, BlockId, RequestId
 from foreword.base.params import FinishReason, Reach
 from foreword.cache.explain import Explanation
@@ -139,9 +139,13 @@ class Worker:
         tenant, most = submission.chain.tenant.name, submission.max_live
         own, all_live = self._num_live[tenant], len(self._streams)
         if most is not None and own >= most:
-            raise TenantLimit(f"tenant {tenant} has {own} requests queued or running, its limit is {most}; try later")
+            raise TenantLimit(
+                f"tenant {tenant} has {amount(own, 'request')} queued or running, its limit is {most}; try later"
+            )
         if all_live >= self._max_live:
-            raise CapacityError(f"{all_live} requests are queued or running, the limit is {self._max_live}; try later")
+            raise CapacityError(
+                f"there are {amount(all_live, 'request')} queued or running, the limit is {self._max_live}; try later"
+            )
 
     def cancel(self, request: RequestId, finish: FinishReason = "cancelled") -> None:
         """Stop a request within a step; what it has computed stays cached. Unknown ids are ignored."""

@@ -7,7 +7,7 @@ from random import SystemRandom
 from typing import cast
 
 from foreword.base.config import MAX_TTL_S
-from foreword.base.errors import RequestError
+from foreword.base.errors import RequestError, amount
 from foreword.base.params import Keep, Reach, Sampling
 from foreword.front.ask import Ask
 from foreword.schedule.admission import Limits
@@ -77,7 +77,8 @@ def reach_of(ask: Ask, prompt_tokens: int) -> Reach:
     length = ask.prefix_length
     if length is not None and _integer("prefix_length", length, 0, None) > prompt_tokens:
         raise RequestError(
-            f"prefix_length is {_shown(length)}; the prompt has {prompt_tokens} tokens, and a prefix cannot be longer",
+            f"prefix_length is {_shown(length)}; the prompt has {amount(prompt_tokens, 'token')},"
+            " and a prefix cannot be longer",
             field="prefix_length",
         )
     return Reach(read=ask.read, read_tokens=length, store_tokens=length if ask.store else 0)

@@ -6,7 +6,7 @@ is another tenant's is as unknown as one that does not exist.
 
 from dataclasses import dataclass, replace
 
-from foreword.base.errors import NotFound, RequestError
+from foreword.base.errors import NotFound, RequestError, amount
 from foreword.base.ids import BlockHash
 from foreword.cache.expiry import NEVER
 from foreword.cache.explain import Explanation
@@ -102,7 +102,7 @@ class Keeper:
         pinned = self._engine.on_cache(lambda cache: cache.pin(hashes, tenant.name, until_s))
         if not pinned.done:
             raise RequestError(
-                f"the prefix has {pinned.num_blocks} blocks; {pinned.num_pinned} blocks are pinned and"
+                f"the prefix has {amount(pinned.num_blocks, 'block')}; {pinned.num_pinned} are pinned and"
                 f" {pinned.budget} may be (--pin-budget). Unpin another one first, or pin a shorter prefix.",
                 field=_field(prefix),
             )
@@ -170,9 +170,9 @@ class Keeper:
         chain = Chain(served.space, ids_of(ids, served), tenant=tenant)
         if len(chain.hashes) <= chain.first_private:
             raise RequestError(
-                f"the prefix has {len(chain)} tokens, and its {chain.first_private} full blocks are public: {_PUBLIC}"
+                f"the prefix has {amount(len(chain), 'token')}, and all its full blocks are public: {_PUBLIC}"
                 if chain.first_private
-                else f"the prefix has {len(chain)} tokens; it must fill a block of {chain.block_size}",
+                else f"the prefix has {amount(len(chain), 'token')}; it must fill a block of {chain.block_size}",
                 field=_field(prefix),
             )
         return tuple(chain.hashes[chain.first_private :])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from threading import Lock
 
-from foreword.base.errors import NotFound, RequestError
+from foreword.base.errors import NotFound, RequestError, amount
 from foreword.base.ids import BlockHash
 from foreword.cache.identity import Chain, Space, Tenant
 from foreword.engine.client import EngineClient
@@ -68,8 +68,8 @@ class Operator:
             measured = _measured(head, served)
             if not measured.num_blocks:
                 raise RequestError(
-                    f"the head has {measured.num_tokens} tokens, less than a block of {served.space.block_size}:"
-                    " there is nothing to share",
+                    f"the head has {amount(measured.num_tokens, 'token')}, less than a block of"
+                    f" {served.space.block_size}: there is nothing to share",
                     field=field_of(head),
                 )
             if head in self._heads:
@@ -77,8 +77,9 @@ class Operator:
             public = _public([*self._heads, head], served)
             if len(public) > self.max_public_blocks:
                 raise RequestError(
-                    f"the head has {measured.num_blocks} blocks; with it public heads would have {len(public)}, and"
-                    f" {self.max_public_blocks} are allowed, a quarter of the pool. Remove another one first.",
+                    f"the head has {amount(measured.num_blocks, 'block')}; with it public heads would have"
+                    f" {len(public)}, and {self.max_public_blocks} are allowed, a quarter of the pool."
+                    " Remove another one first.",
                     field=field_of(head),
                 )
             self._engine.share(public)  # first the cache, or the first to compute the head could not store it

@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from foreword.base.errors import amount
 from foreword.runner.attention.backend import Backend, Extent, Fixed
 from foreword.runner.attention.call import Step
 from foreword.runner.attention.tiles import Segment
@@ -155,7 +156,9 @@ class Graphs:
             recorded = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
         except RuntimeError as error:
             _log.warning(
-                "steps of %d rows cannot be recorded and run one launch at a time: %s", frame.extent.rows, error
+                "steps of %s cannot be recorded and run one launch at a time: %s",
+                amount(frame.extent.rows, "row"),
+                error,
             )
             return None
         return replace(frame, recorded=recorded)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from foreword.base.errors import RequestError
+from foreword.base.errors import RequestError, amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,12 @@ class Limits:
         if max_tokens < 0:
             raise RequestError(f"max_tokens is {max_tokens}; it cannot be negative", field="max_tokens")
         if self.max_context < 2:
-            raise RequestError(f"no request of yours can run: you can have {self.max_context} tokens.{self.hint}")
+            raise RequestError(
+                f"no request of yours can run: you can have {amount(self.max_context, 'token')}.{self.hint}"
+            )
         if num_prompt >= self.max_context:
             raise RequestError(
-                f"the prompt has {num_prompt} tokens; at most {self.max_context - 1} fit into the context of"
+                f"the prompt has {amount(num_prompt, 'token')}; at most {self.max_context - 1} fit into the context of"
                 f" {self.max_context} with one token of answer. Shorten it.{self.hint}",
                 field="prompt",
             )

@@ -54,7 +54,8 @@ def create_app(service: Service) -> FastAPI:
     config, metrics = service.config.server, service.metrics
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes, metrics=metrics)
     app.add_middleware(Authentication, keys=service.keys, metrics=metrics)
-    app.add_middleware(HostCheck, config=config, metrics=metrics)  # the outermost: it comes first
+    app.add_middleware(HostCheck, config=config, metrics=metrics)
+    app.add_middleware(paths.HeadAsGet)  # the outermost: it comes first
     _add_error_forms(app)
     _add_generation(
         app, "/v1/chat/completions", chat_completions.create_chat_completion, (ChatRequest, ChatCompletion), _STREAM

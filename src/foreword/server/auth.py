@@ -173,8 +173,12 @@ def principal_of(authorization: list[str], file: KeyFile | None) -> Principal | 
     """Who sends these `Authorization` headers."""
     if file is None:
         return EVERYBODY
-    if len(authorization) != 1:
+    if not authorization:
         return _stranger("No API key: send it as `Authorization: Bearer KEY`.")
+    if len(authorization) > 1:
+        return _stranger(
+            f"There are {len(authorization)} Authorization headers: send one, `Authorization: Bearer KEY`."
+        )
     scheme, _, secret = authorization[0].partition(" ")
     keys = file.keys
     key = keys.find(secret.strip()) if scheme.lower() == "bearer" else None

@@ -8,12 +8,31 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.server.errors import Refusal, Refused, counted
 from foreword.server.wire import hint
 
 _ALIKE = 0.75
 """How alike an unknown path and a known one must be for the one to be a slip of the other; 1 is the same."""
+
+
+class HeadAsGet:
+    """Answers `HEAD` as `GET` would be, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 def known_query(request: Request) -> None:
@@ -63,7 +82,8 @@ def _wrong_method(request: Request) -> Refusal:
     fitting = [route for route in routes_of(request) if route.matches(scope)[0] is not Match.NONE]
     methods = sorted({method for route in fitting for method in route.methods or ()})
     message = f"{request.method} {request.url.path[:200]}: this path takes {' and '.join(methods)} only."
-    return Refusal(status=405, message=message, code="method_not_allowed", headers={"Allow": ", ".join(methods)})
+    allowed = sorted({*methods, "HEAD"} if "GET" in methods else methods)
+    return Refusal(status=405, message=message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
 
 
 def routes_of(request: Request) -> list[APIRoute]:

@@ -15,6 +15,8 @@ export const byId = (id) => document.getElementById(id);
 
 export const count = (number) => (number == null ? "–" : Math.round(number).toLocaleString("en-US"));
 
+export const amount = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 export const share = (number) => (number == null ? "–" : `${(100 * number).toFixed(number > 0 && number < 0.1 ? 1 : 0)} %`);
 
 export function seconds(number) {

@@ -1,6 +1,6 @@
 // Tiles and tables of one moment.
 
-import { byId, count, make, meter, seconds, share, table } from "./show.js";
+import { amount, byId, count, make, meter, seconds, share, table } from "./show.js";
 
 const put = (id, element) => byId(id).replaceChildren(element);
 
@@ -26,7 +26,7 @@ export function showState(state) {
     ["Reason", ([name]) => name],
     ["Requests", ([, of]) => count(of.requests), true],
     ["Tokens computed", ([, of]) => count(of.tokens), true],
-    ["", ([name, of]) => meter(of.tokens, most, `${name}: ${of.tokens} tokens`)],
+    ["", ([name, of]) => meter(of.tokens, most, `${name}: ${amount(of.tokens, "token")}`)],
   ], "No request yet. Each one will say here why its match ended where it did."));
 
   byId("tenants-box").hidden = !state.tenants;
@@ -58,7 +58,7 @@ export function showAdvice(advice) {
   }
   put("advice", make("div", {}, ...advice.map((one) => make("div", { class: "advice" },
     make("p", {}, one.text),
-    make("p", { class: "soft" }, `${one.tenant ? `${one.tenant}: ` : ""}${one.kind}, ${count(one.calls)} calls, ${count(one.tokens_per_call)} tokens a call`)))));
+    make("p", { class: "soft" }, `${one.tenant ? `${one.tenant}: ` : ""}${one.kind}, ${amount(one.calls, "call")}, ${amount(one.tokens_per_call, "token")} a call`)))));
 }
 
 export function showLive({ requests, total }) {

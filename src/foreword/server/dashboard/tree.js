@@ -1,6 +1,6 @@
 // The tree of cached prefixes. A row is a run of blocks that is not branched.
 
-import { byId, count, make, seconds } from "./show.js";
+import { amount, byId, count, make, seconds } from "./show.js";
 import { get, post } from "./server.js";
 
 const MOST = 1000;
@@ -76,7 +76,7 @@ function row(node, level, shown) {
     type: "button", tabindex: "-1", class: kind, disabled: fixed,
     onclick: (event) => { event.stopPropagation(); current = node.block; run(node); },
   }, label);
-  const told = `${count(node.tokens)} tokens, ${count(node.hits)} hits, used ${seconds(node.idle_s)} ago`;
+  const told = `${amount(node.tokens, "token")}, ${amount(node.hits, "hit")}, used ${seconds(node.idle_s)} ago`;
   const line = make("div", { class: "node" },
     make("span", { class: "twist", "aria-hidden": "true" }, node.children ? (isOpen ? "▾" : "▸") : ""),
     make("span", { class: "said", title: node.text }, node.text),
@@ -126,8 +126,8 @@ async function pin(node) {
     const done = await post(node.pinned ? "/v1/cache/unpin" : "/v1/cache/pin", body);
     await refresh();
     tell(node.pinned
-      ? `${count(done.unpinned)} blocks are pinned no longer.`
-      : `Pinned ${count(done.blocks)} blocks; ${count(done.pinned)} of ${count(done.budget)} are.`);
+      ? `${amount(done.unpinned, "block")} pinned no longer.`
+      : `Pinned ${amount(done.blocks, "block")}; ${count(done.pinned)} of ${count(done.budget)} are.`);
   });
 }
 
@@ -137,7 +137,7 @@ async function flush(node) {
   await run(async () => {
     const done = await post("/v1/cache/flush", node ? { block: node.block, ...whose(node) } : {});
     await refresh();
-    tell(`Flushed ${count(done.dropped)} blocks${done.still_held ? `; requests under way go on reading ${count(done.still_held)}` : ""}.`);
+    tell(`Flushed ${amount(done.dropped, "block")}${done.still_held ? `; requests under way go on reading ${count(done.still_held)}` : ""}.`);
   });
 }
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 from fastapi import Request
 from starlette.responses import Response
 
+from foreword.base.errors import amount
 from foreword.front.ask import Ask, Piece
 from foreword.server.auth import caller
 from foreword.server.delivery import gathered, json_reply
@@ -34,7 +35,8 @@ async def create_completion(request: Request) -> Response:
     who = caller(request)
     asks = _asks(form)
     if who.max_live is not None and len(asks) > who.max_live:
-        message = f"prompt has {len(asks)} prompts; your key may have {who.max_live} requests at a time. Send fewer."
+        most = amount(who.max_live, "request")
+        message = f"prompt has {len(asks)} prompts; your key may have {most} at a time. Send fewer."
         raise Refused(Refusal(status=400, message=message, code="too_many_prompts", field="prompt"))
 
     def submit(answers: list[Answer]) -> None:
