@@ -152,7 +152,8 @@ def test_a_tape_reads_what_is_there_when_it_is_replayed() -> None:
         y[:3] += 1
         return (y.view(2, 3).t().contiguous() * 2)[x[:2].long()]
 
-    tape = TapeRecorder().record(work)
+    tape, first = TapeRecorder().record(work)
+    assert torch.equal(first, work())
     x.copy_(torch.tensor([1.0, 0.0, 5.0, 7.0, 9.0, 11.0]))
     assert torch.equal(tape.replay(), work())
 

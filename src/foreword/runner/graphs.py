@@ -47,8 +47,8 @@ class Recorder(Protocol):
         """Sizes worth recording, those that hold less first."""
         ...
 
-    def record(self, work: Callable[[], Tensor]) -> Recorded:
-        """Run `work` once for practice and once for the record. Raises RuntimeError when it cannot be recorded."""
+    def record(self, work: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
+        """Record `work`, and give what it came to this time. Raises RuntimeError when it cannot be recorded."""
         ...
 
 
@@ -133,11 +133,8 @@ class Graphs:
             if frame is None or not frame.fixed.refill(batch.segments):
                 continue
             frame.put(batch)
-            if frame.recorded is None:
-                frame = self._frames[extent] = self._record(frame)
-                if frame is None:
-                    return None
-            return cast(Recorded, frame.recorded).replay()[: len(batch.last_rows)]
+            logits = self._record(frame) if frame.recorded is None else frame.recorded.replay()
+            return None if logits is None else logits[: len(batch.last_rows)]
         return None
 
     def _open(self, extent: Extent) -> _Frame | None:
@@ -148,20 +145,22 @@ class Graphs:
         host = host.pin_memory() if self._device.type == "cuda" else host
         return _Frame(extent, host, host.to(self._device), fixed, None)
 
-    def _record(self, frame: _Frame) -> _Frame | None:
-        """Record a frame over the first batch that it holds."""
+    def _record(self, frame: _Frame) -> Tensor | None:
+        """Record a frame over the first batch that it holds; that one's logits."""
         ids, positions, wanted = frame.inputs()
         self.num_tries += 1
         try:
-            recorded = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
+            recorded, logits = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
         except RuntimeError as error:
             _log.warning(
                 "steps of %s cannot be recorded and run one launch at a time: %s",
                 amount(frame.extent.rows, "row"),
                 error,
             )
+            self._frames[frame.extent] = None
             return None
-        return replace(frame, recorded=recorded)
+        self._frames[frame.extent] = replace(frame, recorded=recorded)
+        return logits
 
 
 class CudaRecorder:
@@ -173,8 +172,8 @@ class CudaRecorder:
         self._cuda = cast(Any, torch.cuda)
         self._pool = self._cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], Tensor]) -> Recorded:
-        """See `Recorder`."""
+    def record(self, work: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
+        """See `Recorder`. `work` runs once for practice, once for the record, and then from that."""
         cuda = self._cuda
         aside = cuda.Stream()
         aside.wait_stream(cuda.current_stream())
@@ -184,7 +183,8 @@ class CudaRecorder:
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool):
             out = work()
-        return _CudaGraph(graph, out)
+        recorded = _CudaGraph(graph, out)
+        return recorded, recorded.replay()
 
 
 class _CudaGraph:

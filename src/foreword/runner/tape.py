@@ -46,7 +46,7 @@ class TapeRecorder:
 
     extents = sizes(_DECODES, _PREFILLS, _SEGMENTS)
 
-    def record(self, work: Callable[[], Tensor]) -> Tape:
+    def record(self, work: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
         """See `graphs.Recorder`."""
         tape = Tape()
         with _Listener(tape):
@@ -54,7 +54,7 @@ class TapeRecorder:
         first = tape.out.clone()
         if not torch.equal(tape.replay(), first):
             raise RuntimeError("what was recorded comes out differently when it is repeated")
-        return tape
+        return tape, first
 
 
 class _Listener(machine.Witness):
