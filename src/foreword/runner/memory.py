@@ -6,6 +6,7 @@ product, and 0 * NaN is NaN: what a freed block holds must never get that far.
 """
 
 import mmap
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -133,6 +134,11 @@ def _zeros(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
         pages = mmap.mmap(-1, size)
     except OSError as error:
         raise ConfigError(f"{size / 2**30:.1f} GiB for KV cannot be had ({error.strerror}); lower --kv-cache") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A request that finds nothing writes to blocks that nobody has used yet: a fault for each 4 KiB of them is
+        # up to 3 % of its time. Where the system knows no large pages, it says so, and nothing is lost.
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(rows, columns)
 
 
