@@ -1,10 +1,13 @@
 """Real servers: the embedded model behind a real socket, loaded once for all journeys."""
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +25,7 @@ from foreword.base.config import (
 )
 from foreword.server import KeyFile, Listener, create_app, serving
 from foreword.telemetry import Metrics
+from tests.text.tooling import write_templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,25 @@ def running(
         assembly.close(timeout_s=15)
 
 
+@contextmanager
+def running_with_templates(embedded: Path, folder: Path, kv_cache: str, **templates: Any) -> Iterator[Running]:
+    """Serve the embedded model, of which a copy goes to `folder`, with other templates beside its tokenizer."""
+    model = folder / "model"
+    shutil.copytree(embedded, model, symlinks=True)
+    write_templates(model, **templates)
+    with running(CacheConfig(kv_cache=kv_cache), ScheduleConfig(), model=str(model)) as server:
+        yield server
+
+
+@contextmanager
+def emptied(served: Running) -> Iterator[Running]:
+    """A server that journeys share, with nothing cached; after each journey it must hold nothing."""
+    served.drained()
+    served.assembly.keeper.flush()
+    yield served
+    served.drained()
+
+
 @pytest.fixture(scope="package")
 def loaded() -> Iterator[Running]:
     """The server of most journeys."""
@@ -105,11 +128,9 @@ def loaded() -> Iterator[Running]:
 
 @pytest.fixture
 def server(loaded: Running) -> Iterator[Running]:
-    """The shared server, with nothing cached; after each journey it must hold nothing."""
-    loaded.drained()
-    loaded.assembly.keeper.flush()
-    yield loaded
-    loaded.drained()
+    """The server of most journeys, emptied."""
+    with emptied(loaded) as server:
+        yield server
 
 
 @pytest.fixture

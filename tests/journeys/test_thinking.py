@@ -3,21 +3,19 @@
 What is reused ends exactly where the first rewritten message begins to differ, and the report names that message.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foreword.base.config import CacheConfig, ScheduleConfig
 from foreword.cache.identity import ALONE
 from foreword.front.ask import Conversation
 from foreword.front.front import read_prompt
 from foreword.text.chat import for_template
-from tests.journeys.conftest import Running, running
+from tests.journeys.conftest import Running, emptied, running_with_templates
 from tests.text.embedded import embedded_directory
-from tests.text.tooling import called, tool, write_templates
+from tests.text.tooling import called, tool
 
 __all__ = ["embedded_directory"]
 
@@ -58,18 +56,15 @@ def template(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def served(embedded_directory: Path, tmp_path_factory: pytest.TempPathFactory, template: str) -> Iterator[Running]:
     """The embedded model with a template that begins each answer with a thought."""
-    model = tmp_path_factory.mktemp("thinking") / "model"
-    shutil.copytree(embedded_directory, model, symlinks=True)
-    write_templates(model, template=TEMPLATES[template], responses=RESPONSES)
-    with running(CacheConfig(kv_cache="200"), ScheduleConfig(), model=str(model)) as server:
+    folder, templates = tmp_path_factory.mktemp("thinking"), {"template": TEMPLATES[template], "responses": RESPONSES}
+    with running_with_templates(embedded_directory, folder, "200", **templates) as server:
         yield server
 
 
 @pytest.fixture
 def thinker(served: Running) -> Iterator[Running]:
-    served.assembly.keeper.flush()
-    yield served
-    served.drained()
+    with emptied(served) as server:
+        yield server
 
 
 def user(text: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Agents: lists of tools, calls and results, over real HTTP with OpenAI's client and a template that writes tools."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,12 @@ from typing import Any
 import openai
 import pytest
 
-from foreword.base.config import CacheConfig, ScheduleConfig
 from foreword.cache.identity import ALONE
 from foreword.front.ask import Conversation
 from foreword.front.front import read_prompt
-from tests.journeys.conftest import Running, running
+from tests.journeys.conftest import Running, emptied, running_with_templates
 from tests.text.embedded import embedded_directory
-from tests.text.tooling import ANYTHING, called, tool, write_templates
+from tests.text.tooling import ANYTHING, called, tool
 
 __all__ = ["embedded_directory"]
 
@@ -32,18 +30,16 @@ QUESTIONS = ("What does room 4 cost?", "Is there a lake?", "Book room 2, please.
 @pytest.fixture(scope="module")
 def served(embedded_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The embedded model with a template that writes tools, and one that reads any answer as a call."""
-    model = tmp_path_factory.mktemp("tools") / "model"
-    shutil.copytree(embedded_directory, model, symlinks=True)
-    write_templates(model, responses=ANYTHING)
-    with running(CacheConfig(kv_cache="300"), ScheduleConfig(), model=str(model)) as server:
+    with running_with_templates(
+        embedded_directory, tmp_path_factory.mktemp("tools"), "300", responses=ANYTHING
+    ) as server:
         yield server
 
 
 @pytest.fixture
 def agent(served: Running) -> Iterator[Running]:
-    served.assembly.keeper.flush()
-    yield served
-    served.drained()
+    with emptied(served) as server:
+        yield server
 
 
 def ask(server: Running, *messages: Any, tools: Any = TOOLS, **more: Any) -> Any:

@@ -4,15 +4,13 @@ And what does not: questions at the end, chats that grow.
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foreword.base.config import CacheConfig, ScheduleConfig
-from tests.journeys.conftest import Running, running
+from tests.journeys.conftest import Running, running_with_templates
 from tests.text.embedded import embedded_directory
 
 __all__ = ["embedded_directory"]
@@ -136,22 +134,12 @@ def test_a_flush_forgets_it(server: Running) -> None:
 @pytest.fixture
 def thinking(embedded_directory: Path, tmp_path: Path) -> Iterator[Running]:
     """The embedded model with a template that opens each answer with an empty thinking block, and drops old ones."""
-    model = tmp_path / "model"
-    shutil.copytree(embedded_directory, model, symlinks=True)
-    file = model / "chat_template.jinja"
-    inline = None
-    if not file.exists():
-        inline = json.loads((model / "tokenizer_config.json").read_text())
-    template = file.read_text() if inline is None else inline["chat_template"]
+    file = embedded_directory / "chat_template.jinja"
+    inline = json.loads((embedded_directory / "tokenizer_config.json").read_text())
+    template = file.read_text() if file.exists() else inline["chat_template"]
     opened = template.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert opened != template
-    file.unlink(missing_ok=True)  # the converted model is shared
-    if inline is None:
-        file.write_text(opened)
-    else:
-        (model / "tokenizer_config.json").unlink()
-        (model / "tokenizer_config.json").write_text(json.dumps({**inline, "chat_template": opened}))
-    with running(CacheConfig(kv_cache="200"), ScheduleConfig(), model=str(model)) as server:
+    with running_with_templates(embedded_directory, tmp_path, "200", template=opened) as server:
         yield server
 
 

@@ -119,6 +119,25 @@ def test_a_gate_and_what_it_lets_through_are_one(activation: str, bias: bool) ->
             mlp_of(together).gate_proj(torch.zeros(1, 1))
 
 
+def test_rows_may_lie_apart() -> None:
+    """A gate's result does, by an odd number of cache lines; whoever multiplies it takes it as it is."""
+    torch.manual_seed(4)
+    config = t.LlamaConfig(**{**SIZES, "intermediate_size": 128})
+    holder = nn.ModuleList([LlamaMLP(config).bfloat16().requires_grad_(False)])
+    assert rowwise.take_over(holder)
+    assert take_over(holder, []).exact
+    mlp = mlp_of(holder)
+    for count in COUNTS:
+        x = torch.randn(1, count, SIZES["hidden_size"]).bfloat16()
+        if mlp.together is not None:
+            let_through = mlp.together(x)
+            assert let_through.stride() == (160 * count, 160, 1)
+            assert torch.equal(mlp(x), mlp.down_proj(let_through.contiguous()))
+        turned = torch.randn(SIZES["hidden_size"], count).bfloat16().t()
+        assert torch.equal(mlp(turned), mlp(turned.contiguous()))
+    assert (mlp.together is not None) == HAS_TILES
+
+
 def test_siblings_need_not_come_in_order_nor_together() -> None:
     torch.manual_seed(2)
     family = [linear(64, 32), linear(64, 96, bias=True), linear(64, 64)]

@@ -233,7 +233,8 @@ class BlockPool:
         pins = None if shelf is None else shelf.pins
         owners, line_of, counts = self._owners, self._line_of, self.hits
         for number, block in enumerate(blocks):
-            if owners[block] != owner or (line_of[block] is pins) is not pinned or counts[block] != hits is not None:
+            other_hits = hits is not None and counts[block] != hits
+            if owners[block] != owner or (line_of[block] is pins) is not pinned or other_hits:
                 return number
         return len(blocks)
 
