@@ -31,11 +31,20 @@ def decoding(count: int, position: int) -> tuple[Segment, ...]:
     return tuple(Segment(i, position + i, 1, tuple(range(40 * i, 40 * i + 40))) for i in range(count))
 
 
+def sharing(groups: int, each: int, position: int, shared: int) -> tuple[Segment, ...]:
+    """Groups of requests that each compute one row, behind as many tokens in common."""
+    num_shared, num_own = shared // 16, -(-(position + 1) // 16) - shared // 16
+    heads = [tuple(range(num_shared * group, num_shared * (group + 1))) for group in range(groups)]
+    own = [tuple(range(800 + num_own * i, 800 + num_own * (i + 1))) for i in range(groups * each)]
+    return tuple(Segment(i, position, 1, heads[i % groups] + own[i]) for i in range(groups * each))
+
+
 CASES: Mapping[str, tuple[tuple[Segment, ...], int]] = {
     "prefill of 2,800": ((Segment(0, 0, 2800, LONG),), 3),
     "prefill of 724": ((Segment(0, 0, 724, LONG),), 7),
     "24 behind 2,776": ((Segment(0, 2776, 24, LONG),), 15),
     "decode 32 at 530": (decoding(32, 530), 15),
+    "decode 32 at 780, of which 720 shared by eight": (sharing(4, 8, 780, 720), 15),
     "decode 8 at 500": (decoding(8, 500), 15),
     "decode 1 at 500": (decoding(1, 500), 15),
 }

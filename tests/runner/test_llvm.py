@@ -7,8 +7,10 @@ import torch
 
 from foreword.runner.attention import llvm
 from foreword.runner.attention.call import Sight
+from foreword.runner.attention.strips import cut
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.native import machine
+from foreword.runner.native.form import CHUNK
 from tests.runner.paged import Layer, Scene
 
 LAYERS = {
@@ -102,6 +104,44 @@ def test_a_rows_bits_are_its_own(name: str, dtype: torch.dtype) -> None:
     for row in (0, 1, 15, 16, 63, 64, 65, 127, 128, 149):
         assert torch.equal(part(row, 1, company=False), whole[row : row + 1])
         assert torch.equal(part(row, 1, company=True), whole[row : row + 1])
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", LAYERS)
+def test_company_on_shared_blocks_does_not_show(
+    name: str, dtype: torch.dtype, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that go by the same keys together get what each gets alone, to the bit."""
+    if not tiles:
+        monkeypatch.setattr(machine, "multiplies_tiles", lambda: False)
+    scene = Scene([LAYERS[name]], dtype)
+    backend = llvm.make(scene.ground)
+    segments = scene.segments((150, 1), (141, 1), (145, 5), (128, 1), (147, 7), (64, 2), (190, 1), shared=128)
+    (call,) = scene.calls(18)
+    strips = cut(segments, backend.positions[0], scene.size, CHUNK)
+    assert max(len(strip.parts) for strip in strips) > 1
+    together = backend.begin(segments, 18).attend(call)
+    torch.testing.assert_close(together.float(), scene.expected(call, segments), atol=TOLERANCE[dtype], rtol=0)
+    for segment in segments:
+        rows = slice(segment.row, segment.row + segment.count)
+        states = {name: getattr(call, name)[:, rows] for name in ("query", "key", "value")}
+        alone = backend.begin((replace(segment, row=0),), segment.count).attend(replace(call, **states))
+        assert torch.equal(alone, together[rows])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_what_one_sharer_has_spoilt_reaches_no_other(dtype: torch.dtype) -> None:
+    scene = Scene([LAYERS["three heads share"]], dtype)
+    backend = llvm.make(scene.ground)
+    segments = scene.segments((150, 1), (140, 1), (133, 2), shared=128)
+    (call,) = scene.calls(4)
+    clean = backend.begin(segments, 4).attend(call)
+    spoilt = call.value.clone()
+    spoilt[:, 1] = float("nan")
+    found = backend.begin(segments, 4).attend(replace(call, value=spoilt))
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2, 3]], clean[[0, 2, 3]])
 
 
 def test_threads_do_not_show() -> None:

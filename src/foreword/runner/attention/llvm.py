@@ -12,10 +12,11 @@ from torch import Tensor
 
 from foreword.runner.attention.backend import Extent, Fixed, Ground
 from foreword.runner.attention.call import Call, LayerFacts
+from foreword.runner.attention.strips import Strip, cut
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
 from foreword.runner.native import machine, store
-from foreword.runner.native.form import Form, Job, Scratch
+from foreword.runner.native.form import CHUNK, Form, Job, Scratch
 from foreword.runner.native.machine import new_job
 from foreword.runner.native.paged import write
 from foreword.runner.native.writer import LANES, LOG2_E
@@ -104,7 +105,7 @@ class LlvmStep:
         self._threads = torch.get_num_threads()
         self._tables = torch.zeros(blocks, dtype=torch.int32)
         self._slots = torch.full((rows,), -1)
-        self._strips = {most: torch.zeros(rows // most + segments, 4, dtype=torch.int32) for most in backend.positions}
+        self._strips = {most: _Strips(rows // most + segments) for most in backend.positions}
         self._first_keys = {sight: torch.zeros(rows, dtype=torch.int32) for sight in backend.sights}
         largest = max(kernel.scratch_bytes for kernel in backend.kernels.values())
         self._scratch = torch.empty(self._threads * largest, dtype=torch.uint8)
@@ -126,16 +127,16 @@ class LlvmStep:
         if tables and (min(tables) < 0 or max(tables) >= num_blocks):
             # A kernel would write wherever that is.
             raise IndexError(f"a step names blocks from {min(tables)} to {max(tables)}; there are {num_blocks}")
-        strips = {most: _cut(segments, most) for most in self._strips}
         if len(slots) > self._rows or len(tables) > len(self._tables):
             return False
-        if any(len(cut) > len(self._strips[most]) for most, cut in strips.items()):
+        strips = {most: cut(segments, most, size, CHUNK) for most in self._strips}
+        if any(len(found) > self._strips[most].most for most, found in strips.items()):
             return False
         self._used = len(slots)
         _put(self._slots, slots, -1)
         self._tables[: len(tables)] = torch.tensor(tables, dtype=torch.int32)
-        for most, cut in strips.items():
-            _put(self._strips[most], cut, 0)
+        for most, found in strips.items():
+            self._strips[most].put(found)
         positions = [segment.start + i for segment in segments for i in range(segment.count)]
         for sight, first_keys in self._first_keys.items():
             _put(first_keys, [sight.first_key(position) for position in positions], 0)
@@ -166,8 +167,10 @@ class LlvmStep:
         element, base = memory.buffer.element_size(), memory.buffer.data_ptr()
         strips = self._strips[form.positions]
         job[Job.NEXT] = job[Job.WORKERS] = self._store[store.Job.NEXT] = 0
-        job[Job.NUM_STRIPS] = strips.shape[0]
-        job[Job.STRIPS] = strips.data_ptr()
+        job[Job.NUM_STRIPS] = strips.most
+        job[Job.STRIPS] = strips.strips.data_ptr()
+        job[Job.PARTS] = strips.parts.data_ptr()
+        job[Job.WALKS] = strips.walks.data_ptr()
         job[Job.FIRST_KEYS] = self._first_keys[call.sight].data_ptr()
         job[Job.KEYS] = self._store[store.Job.KEYS] = base + memory.layout.keys[slot].offset * element
         job[Job.VALUES] = self._store[store.Job.VALUES] = base + memory.layout.values[slot].offset * element
@@ -186,17 +189,27 @@ class LlvmStep:
         kernel.store.run(job, self._threads if self._rows > store.STRIP else 0)
 
 
-def _cut(segments: Sequence[Segment], most: int) -> list[tuple[int, int, int, int]]:
-    """Strips of `most` rows, those that read most keys first: see `form.Job`."""
-    strips: list[tuple[int, int, int, int]] = []
-    table = 0
-    for segment in segments:
-        for done in range(0, segment.count, most):
-            count = min(most, segment.count - done)
-            strips.append((segment.row + done, segment.start + done, count, table))
-        table += len(segment.blocks)
-    strips.sort(key=lambda strip: -strip[2] * (strip[1] + strip[2]))
-    return strips
+class _Strips:
+    """Up to `most` strips as the kernel reads them: see `form.Job`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.strips = torch.zeros(most, 4, dtype=torch.int32)
+        # A strip of several parts has a walk for each and one more.
+        self.parts = torch.zeros(most, 4, dtype=torch.int32)
+        self.walks = torch.zeros(2 * most, 6, dtype=torch.int32)
+
+    def put(self, strips: Sequence[Strip]) -> None:
+        """Take these in the place of others; there are not more parts than there may be strips."""
+        bounds, parts, walks = list[tuple[int, ...]](), list[tuple[int, ...]](), list[tuple[int, ...]]()
+        for strip in strips:
+            first_part, first_walk = len(parts), len(walks)
+            parts += strip.parts
+            walks += strip.walks
+            bounds.append((first_part, len(parts), first_walk, len(walks)))
+        _put(self.strips, bounds, 0)
+        self.parts[: len(parts)] = torch.tensor(parts, dtype=torch.int32)
+        self.walks[: len(walks)] = torch.tensor(walks, dtype=torch.int32)
 
 
 def _put(numbers: Tensor, values: Sequence[int] | Sequence[tuple[int, ...]], nothing: int) -> None:

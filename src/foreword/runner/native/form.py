@@ -30,26 +30,30 @@ class Job(IntEnum):
     """Workers that have come so far."""
     NUM_STRIPS = 2
     STRIPS = 3
-    """int32 [n, 4]: first row of the batch, its position, number of rows, where its block table begins."""
-    TABLES = 4
+    """int32 [n, 4]: see `attention.strips`, as for the next two."""
+    PARTS = 4
+    """int32 [n, 4]."""
+    WALKS = 5
+    """int32 [n, 6]."""
+    TABLES = 6
     """int32: block tables, one after the other."""
-    FIRST_KEYS = 5
+    FIRST_KEYS = 7
     """int32 [rows]: the earliest position that each row of the batch sees."""
-    QUERY = 6
-    QUERY_ROW = 7
-    QUERY_HEAD = 8
-    OUT = 9
+    QUERY = 8
+    QUERY_ROW = 9
+    QUERY_HEAD = 10
+    OUT = 11
     """[rows, heads, value_dim]."""
-    KEYS = 10
+    KEYS = 12
     """The layer's first key in block 0."""
-    VALUES = 11
-    SPAN = 12
+    VALUES = 13
+    SPAN = 14
     """Of one block, all layers."""
-    SCRATCH = 13
-    SCALE = 14
+    SCRATCH = 15
+    SCALE = 16
     """Bits of a float32, as are the next. Scores are powers of two: what is said in powers of e is brought to those."""
-    CAP = 15
-    SINKS = 16
+    CAP = 17
+    SINKS = 18
     """float32 [heads]."""
 
 
@@ -97,7 +101,7 @@ class Scratch:
     """Where a worker keeps what: distances in bytes from its own scratch memory."""
 
     def __init__(self, form: Form) -> None:
-        rows = -(-form.positions * form.group // TILE_ROWS) * TILE_ROWS
+        rows = form.positions * form.group + TILE_ROWS - 1  # a tile that begins at the last row reads on
         self.size = 0
         self.query = self._take(rows * form.depth * 4)
         self.keys = self._take(form.depth * CHUNK * 4)

@@ -1,9 +1,10 @@
 """The paged attention kernel for CPUs: what one worker does with one job.
 
-A *strip* is some neighbouring rows of one sequence; an item of work is a strip and a KV head, and workers take items
-until none is left. Keys are read through the block table in chunks of CHUNK at absolute multiples of CHUNK, laid out
-for the processor once for all rows of the strip, and each row goes through its chunks in order with a running maximum
-(the online softmax of Milakov and Gimelshein, arXiv:1805.02867). A row's arithmetic is its own, operation for
+A *strip* is some rows that are computed together (`attention.strips`): neighbours of one sequence, or rows of several
+that begin with the same blocks. An item of work is a strip and a KV head, and workers take items until none is left.
+Keys are read through the block table in chunks of CHUNK at absolute multiples of CHUNK, laid out for the processor once
+for all rows that walk by, and each row goes through its chunks in order with a running maximum (the online softmax of
+Milakov and Gimelshein, arXiv:1805.02867). A row's arithmetic is its own, operation for
 operation: what it adds up depends neither on the rows beside it nor on where its strip begins, and a chunk that it
 does not see leaves its sums as they were. So its bits depend on its own tokens and positions only, by construction.
 
@@ -13,6 +14,7 @@ anything past what has been written, and zero times NaN is NaN.
 
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 from foreword.runner.native.form import CHUNK, NOTHING, TILED_ROWS, VECTORS, Form, Job, Scratch, tile_shapes
 from foreword.runner.native.rows import Kind, write_rows
@@ -48,6 +50,18 @@ def _load_words(w: Writer, form: Form, base: Value, index: int) -> Value:
     return w.load(INTS, base, 4 * index)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the batch in one query head."""
+
+    number: Value
+    """Of row and head together, in the strip."""
+    row: Value
+    """In the batch."""
+    position: Value
+    head: Value
+
+
 class _Worker(Worker):
     """Writes `work(job)`."""
 
@@ -66,59 +80,70 @@ class _Worker(Worker):
         shaped = self.tiles(w.constant(tile_shapes()), before) if self.form.tiles else nullcontext()
         items = w.b.mul(self.field(Job.NUM_STRIPS), heads)
         with shaped, self.taking(Job.NEXT, w.number(1), items) as item:
-            strip = w.at(self.pointer(Job.STRIPS), w.times(w.b.sdiv(item, heads), 16))
             self.head = w.b.srem(item, heads)
-            self.row, self.start, self.count, self.table = (
-                w.b.sext(w.load(I32, strip, 4 * place), I64) for place in range(4)
-            )
-            self.end = w.b.add(self.start, self.count)
-            self.first_key = w.b.sext(w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(self.row, 4)), I64)
-            self._strip()
+            parts, walks = self._bounds(w.b.sdiv(item, heads))
+            with self._each_row(parts) as row:
+                self._begin_row(row)
+            with w.loop(*walks) as walk:
+                self._walk(walk)
+            with self._each_row(parts) as row:
+                self._finish_row(row)
         w.b.ret_void()
 
-    def _strip(self) -> None:
+    def _bounds(self, strip: Value) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
+        """A strip's parts and walks, from the first to the one after the last."""
+        part, parts_end, walk, walks_end = self._numbers(Job.STRIPS, strip, 4)
+        return (part, parts_end), (walk, walks_end)
+
+    def _numbers(self, table: Job, index: Value, count: int) -> list[Value]:
+        """A row of one of the tables of int32."""
+        w = self.w
+        row = w.at(self.pointer(table), w.times(index, 4 * count))
+        return [w.b.sext(w.load(I32, row, 4 * place), I64) for place in range(count)]
+
+    def _walk(self, walk: Value) -> None:
+        """Take some rows of the strip through keys that lie in one block table."""
         w, form = self.w, self.form
-        rows = w.times(self.count, form.group)
-        with self._each_row() as (row, position, query, _):
-            self._begin_row(row, position, query)
+        place, count, begin, self.end, self.table, row = self._numbers(Job.WALKS, walk, 6)
+        self.first_key = w.b.sext(w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(row, 4)), I64)
         chunk = w.number(CHUNK)
-        with w.loop(w.b.mul(w.b.sdiv(self.first_key, chunk), chunk), self.end, CHUNK) as base:
+        seen = w.b.mul(w.b.sdiv(self.first_key, chunk), chunk)
+        first, rows = (w.times(number, form.group) for number in (place, count))
+        with w.loop(w.b.select(w.b.icmp_signed(">", seen, begin), seen, begin), self.end, CHUNK) as base:
             with w.loop(w.number(0), w.number(VECTORS)) as vector:
                 key = w.b.add(base, w.times(vector, LANES))
                 self._fetch(w.plus(key, CHUNK))
                 self._lay_out(vector, key)
             if form.tiles:
-                with w.loop(w.number(0), rows, TILED_ROWS) as row:
-                    self._rows(row, w.smaller(w.b.sub(rows, row), w.number(TILED_ROWS)), base, TILED_ROWS)
+                with w.loop(w.number(0), rows, TILED_ROWS) as done:
+                    most = w.smaller(w.b.sub(rows, done), w.number(TILED_ROWS))
+                    self._rows(w.b.add(first, done), most, base, TILED_ROWS)
             else:
-                self._side_by_side(rows, base)
-        with self._each_row() as (row, _, _, out):
-            self._finish_row(row, out)
+                self._side_by_side(first, rows, base)
 
     @contextmanager
-    def _each_row(self) -> Generator[tuple[Value, Value, Value, tuple[Value, Value]]]:
-        """Loop over the strip's rows and the query heads of the group.
-
-        Gives the number in the strip of row and head together, the row's place in the strip, the address of the query,
-        and the address of the result with the number of the head.
-        """
+    def _each_row(self, parts: tuple[Value, Value]) -> Generator[_Row]:
+        """Loop over the rows of a strip's parts and the query heads of the group."""
         w, form = self.w, self.form
-        with w.loop(w.number(0), self.count) as place, w.loop(w.number(0), w.number(form.group)) as member:
-            head = w.b.add(w.times(self.head, form.group), member)
-            row = w.b.add(self.row, place)
-            ahead = w.b.add(w.b.mul(row, self.field(Job.QUERY_ROW)), w.b.mul(head, self.field(Job.QUERY_HEAD)))
-            number = w.b.add(w.times(row, form.group * form.kv_heads), head)
-            out = w.at(self.pointer(Job.OUT), w.times(number, form.value_dim * form.element))
-            yield w.b.add(w.times(place, form.group), member), place, w.at(self.pointer(Job.QUERY), ahead), (out, head)
+        with w.loop(*parts) as part:
+            first, start, count, place = self._numbers(Job.PARTS, part, 4)
+            with w.loop(w.number(0), count) as index, w.loop(w.number(0), w.number(form.group)) as member:
+                yield _Row(
+                    number=w.b.add(w.times(w.b.add(place, index), form.group), member),
+                    row=w.b.add(first, index),
+                    position=w.b.trunc(w.b.add(start, index), I32),
+                    head=w.b.add(w.times(self.head, form.group), member),
+                )
 
-    def _begin_row(self, row: Value, place: Value, query: Value) -> None:
-        w, form, scratch = self.w, self.form, self.places
+    def _begin_row(self, at: _Row) -> None:
+        w, form, scratch, row = self.w, self.form, self.places, at.number
+        ahead = w.b.add(w.b.mul(at.row, self.field(Job.QUERY_ROW)), w.b.mul(at.head, self.field(Job.QUERY_HEAD)))
+        query = w.at(self.pointer(Job.QUERY), ahead)
         for index in range(0, form.depth, LANES):
             words = _load_words(w, form, query, index)
             w.store(words, self.memory, w.plus(w.times(row, form.depth * 4), scratch.query + 4 * index))
-        position = w.b.trunc(w.b.add(self.start, place), I32)
-        first = w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(w.b.add(self.row, place), 4))
-        w.store(position, self.memory, w.plus(w.times(row, 4), scratch.position))
+        first = w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(at.row, 4))
+        w.store(at.position, self.memory, w.plus(w.times(row, 4), scratch.position))
         w.store(first, self.memory, w.plus(w.times(row, 4), scratch.first_key))
         w.store(ir.Constant(F32, NOTHING), self.memory, w.plus(w.times(row, 4), scratch.highest))
         w.store(w.floats(0.0), self.memory, w.plus(w.times(row, LANES * 4), scratch.total))
@@ -126,11 +151,11 @@ class _Worker(Worker):
             place = w.plus(w.times(row, form.value_dim * 4), scratch.mixed + 4 * column)
             w.store(w.floats(0.0), self.memory, place)
 
-    def _side_by_side(self, rows: Value, base: Value) -> None:
-        """Take all rows through a chunk, as many at a time as can be."""
-        w, done = self.w, self.w.number(0)
+    def _side_by_side(self, first: Value, rows: Value, base: Value) -> None:
+        """Take `rows` rows from the first on through a chunk, as many at a time as can be."""
+        w, done, end = self.w, first, self.w.b.add(first, rows)
         for count in sorted({kind.count for kind in self.groups}, reverse=True):
-            stop = w.b.add(done, w.times(w.b.sdiv(w.b.sub(rows, done), w.number(count)), count))
+            stop = w.b.add(done, w.times(w.b.sdiv(w.b.sub(end, done), w.number(count)), count))
             with w.loop(done, stop, count) as row:
                 self._rows(row, w.number(count), base, count)
             done = stop
@@ -229,18 +254,19 @@ class _Worker(Worker):
         number = w.b.add(w.times(vector, form.terms // VECTORS), term)
         return w.plus(w.times(number, form.value_dim * 4), self.places.values + 4 * column)
 
-    def _finish_row(self, row: Value, out: tuple[Value, Value]) -> None:
+    def _finish_row(self, at: _Row) -> None:
         """Divide a row's sums by its total, in which a sink takes part."""
-        w, form, scratch = self.w, self.form, self.places
+        w, form, scratch, row = self.w, self.form, self.places, at.number
         b = w.b
-        address, head = out
+        number = b.add(w.times(at.row, form.group * form.kv_heads), at.head)
+        address = w.at(self.pointer(Job.OUT), w.times(number, form.value_dim * form.element))
         totals = w.load(FLOATS, self.memory, w.plus(w.times(row, LANES * 4), scratch.total))
         total = b.extract_element(totals, ir.Constant(I32, 0))
         for lane in range(1, LANES):
             total = b.fadd(total, b.extract_element(totals, ir.Constant(I32, lane)))
         total, factor = w.splat(total), w.floats(1.0)
         if form.sinks:
-            sink = w.splat(w.load(F32, self.pointer(Job.SINKS), w.times(head, 4)))
+            sink = w.splat(w.load(F32, self.pointer(Job.SINKS), w.times(at.head, 4)))
             before = w.splat(w.load(F32, self.memory, w.plus(w.times(row, 4), scratch.highest)))
             highest = w.larger(before, sink)
             factor = w.exp2(b.fsub(before, highest), EXP2)

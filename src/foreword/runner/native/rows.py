@@ -73,26 +73,36 @@ def _write_rows(module: Value, form: Form, scratch: Scratch, kind: Kind) -> Valu
 def _write_tile(module: Value, form: Form, scratch: Scratch, kind: Kind) -> Value:
     """The function for up to four tiles of rows, multiplied in tile registers.
 
-    A row of a tile is multiplied by itself, so it does not matter what those past the last one hold.
+    A row of a tile is multiplied by itself, so it does not matter what those past the last one hold; but they must be
+    left as they are.
     """
     w, (memory, row, base, scale, cap, count) = _row_function(module, f"tiles{'whole' * kind.whole}")
     scores, keys = w.at(memory, scratch.scores), (w.at(memory, scratch.keys), CHUNK * 4)
     with w.loop(w.number(0), count, TILE_ROWS) as first:
         query = w.at(memory, w.plus(w.times(w.b.add(row, first), form.depth * 4), scratch.query))
-        own = w.at(scores, w.times(first, CHUNK * 4))
-        _multiply_tiles(w, (query, form.depth * 4), keys, (own, CHUNK * 4), form.depth)
+        own = w.at(scores, w.times(first, CHUNK * 4)), w.number(CHUNK * 4)
+        _multiply_tiles(w, (query, form.depth * 4), keys, _Sums(own), form.depth)
     with w.loop(w.number(0), count) as index:
         at = memory, w.b.add(row, index), index
         found = [w.load(FLOATS, scores, w.plus(w.times(index, CHUNK * 4), 64 * i)) for i in range(VECTORS)]
         _weigh(w, form, scratch, at, _score(w, form, found, scale, cap), base=None if kind.whole else base)
     with w.loop(w.number(0), count, TILE_ROWS) as first:
         weights = w.at(memory, w.plus(w.times(first, form.terms * 4), scratch.weights))
+        left = w.b.sub(count, first)
         for column in range(0, form.value_dim, CHUNK):
             wide = form.value_dim * 4
             values = w.at(memory, scratch.values + 4 * column)
             mixed = w.at(memory, w.plus(w.times(w.b.add(row, first), wide), scratch.mixed + 4 * column))
             most = min(VECTORS, (form.value_dim - column) // LANES)
-            _multiply_tiles(w, (weights, form.terms * 4), (values, wide), (mixed, wide), form.terms, add=most)
+            # What comes after the last row is another sequence's: then sums go where scores are no longer needed.
+            is_full = w.b.icmp_signed(">=", left, w.number(TILE_ROWS))
+            target = w.b.select(is_full, mixed, scores), w.b.select(is_full, w.number(wide), w.number(CHUNK * 4))
+            sums = _Sums(target, (mixed, w.number(wide)), most)
+            _multiply_tiles(w, (weights, form.terms * 4), (values, wide), sums, form.terms)
+            with w.b.if_then(w.b.not_(is_full)), w.loop(w.number(0), left) as index:
+                for vector in range(most):
+                    found = w.load(FLOATS, scores, w.plus(w.times(index, CHUNK * 4), TILE_BYTES * vector))
+                    w.store(found, mixed, w.plus(w.times(index, wide), TILE_BYTES * vector))
     w.b.ret_void()
     return w.function
 
@@ -101,14 +111,24 @@ _Rows = tuple[Value, int]
 """An address, and the bytes from one row to the next."""
 
 
-def _multiply_tiles(w: Writer, left: _Rows, right: _Rows, out: _Rows, depth: int, *, add: int = 0) -> None:
-    """16 rows of words times `depth` rows of up to 64 words, to `out`; added to the first 16 * `add` columns there."""
-    tiles = range(add or VECTORS)
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Where 16 rows of sums go, and where those are that they are added to: addresses, and bytes to the next row."""
+
+    target: tuple[Value, Value]
+    before: tuple[Value, Value] | None = None
+    tiles: int = VECTORS
+    """Of 16 columns each."""
+
+
+def _multiply_tiles(w: Writer, left: _Rows, right: _Rows, sums: _Sums, depth: int) -> None:
+    """16 rows of words times `depth` rows of up to 64 words."""
+    tiles = range(sums.tiles)
     for tile in tiles:
-        if add:
-            w.load_tile(tile, w.at(out[0], TILE_BYTES * tile), w.number(out[1]))
-        else:
+        if sums.before is None:
             w.call("llvm.x86.tilezero", ir.VoidType(), ir.Constant(I8, tile))
+        else:
+            w.load_tile(tile, w.at(sums.before[0], TILE_BYTES * tile), sums.before[1])
     a, b = VECTORS, VECTORS + 1
     for step in range(depth // LANES):
         w.load_tile(a, w.at(left[0], TILE_BYTES * step), w.number(left[1]))
@@ -116,8 +136,8 @@ def _multiply_tiles(w: Writer, left: _Rows, right: _Rows, out: _Rows, depth: int
             w.load_tile(b, w.at(right[0], step * LANES * right[1] + TILE_BYTES * tile), w.number(right[1]))
             w.call("llvm.x86.tdpbf16ps", ir.VoidType(), *(ir.Constant(I8, number) for number in (tile, a, b)))
     for tile in tiles:
-        place = w.at(out[0], TILE_BYTES * tile)
-        w.call("llvm.x86.tilestored64", ir.VoidType(), ir.Constant(I8, tile), place, w.number(out[1]))
+        place = w.at(sums.target[0], TILE_BYTES * tile)
+        w.call("llvm.x86.tilestored64", ir.VoidType(), ir.Constant(I8, tile), place, sums.target[1])
 
 
 def _multiply_keys(w: Writer, form: Form, scratch: Scratch, at: tuple[Value, Value], count: int) -> list[list[Value]]:
