@@ -152,8 +152,7 @@ class Chain:
         todo = len(self.tokens) // size - done
         if not todo:
             return
-        hashes = self.hashes
-        append = cast(Callable[[bytes], None], hashes.append)
+        extend = cast(Callable[[list[bytes]], None], self.hashes.extend)
         words = self.tokens[done * size : (done + todo) * size]
         if sys.byteorder == "big":
             words.byteswap()
@@ -167,12 +166,11 @@ class Chain:
                 self.first_private += 1
             tail = _field(self.extras(i)) if i in self._extras or i == self.first_private else _NO_EXTRAS
             before = sha256(before + body + tail).digest()
-            append(before)
+            extend([before])
             i += 1
         # From here on no block has extras: nearly all of a long prompt, so nothing is decided any more.
-        for (words_of_block,) in iter_unpack(f"{step}s", raw[(i - done) * step :]):
-            before = sha256(before + count + words_of_block + _NO_EXTRAS).digest()
-            append(before)
+        join, rest = b"".join, iter_unpack(f"{step}s", raw[(i - done) * step :])
+        extend([before := sha256(join((before, count, ids, _NO_EXTRAS))).digest() for (ids,) in rest])
 
     def _is_public(self, beginning: bytes, block: int) -> bool:
         """Whether a block that continues the public head is public itself: without a salt its hash is a known one."""
