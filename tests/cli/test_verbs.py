@@ -96,3 +96,23 @@ def test_a_missing_embedded_package_says_how_to_get_it(
 @pytest.mark.parametrize("arguments", [["serv"], ["serve", "--blocksize", "3"], ["serve", "--device", "tpu"], []])
 def test_wrong_arguments_exit_with_2(cli: Cli, arguments: list[str]) -> None:
     assert cli(*arguments) == 2
+
+
+LIBRARIES = """
+import gc, sys
+from foreword.cli.libraries import import_libraries
+if sys.argv[-1] == "off":
+    gc.disable()
+import_libraries()
+frozen, on = gc.get_freeze_count(), gc.isenabled()
+kept = [object() for _ in range(9)], []
+kept[1].append(kept)
+import_libraries()
+print(frozen > 100_000, on, gc.get_freeze_count() == frozen)
+"""
+
+
+def test_the_libraries_are_left_out_of_the_collectors_rounds_and_nothing_later_is() -> None:
+    for before, on in (("on", True), ("off", False)):
+        out, _ = spawn(before, code=LIBRARIES).communicate(timeout=60)
+        assert out.split() == ["True", str(on), "True"]

@@ -8,14 +8,22 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from rich.table import Column
 
 from foreword.assemble import Progress as Tell
+from foreword.cli.libraries import import_libraries
 
 
 @contextmanager
 def loading(console: Console, first: str) -> Generator[Tell]:
     """Show `first`, then what the yielded function is told, each with a spinner until the next one begins.
 
-    On anything but a terminal the lines are printed plainly.
+    On anything but a terminal the lines are printed plainly. The libraries are imported before anything else is done.
     """
+    with _telling(console, first) as tell:
+        import_libraries()
+        yield tell
+
+
+@contextmanager
+def _telling(console: Console, first: str) -> Generator[Tell]:
     if not console.is_terminal:
         console.print(first, highlight=False, soft_wrap=True)
         yield lambda text: console.print(text, highlight=False, soft_wrap=True)
