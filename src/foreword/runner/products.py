@@ -144,12 +144,13 @@ class Laid:
         """Numbers from row to row of a result. Of a gate's, nothing but the next product is made."""
         self._weight = linears[0].weight.new_empty(blocks, steps, 2, STEP // 2, COLUMNS // 2, 2)
         self._bias = torch.empty(blocks, 2, COLUMNS // 2)
-        tiles = self._weight.permute(0, 2, 4, 1, 3, 5)
+        # Pairs of numbers stay together, and are copied as one.
+        tiles = _pairs(self._weight).permute(0, 2, 4, 1, 3, 5)
         starts = list(accumulate((columns // COLUMNS for columns in wide), initial=0))
         for i, linear in enumerate(linears):
             # Side by side in each block, or in blocks one after the other.
             place = (slice(None), i) if gate is not None else slice(starts[i], starts[i + 1])
-            tiles[place] = linear.weight.detach().view(tiles[place].shape)
+            tiles[place] = _pairs(linear.weight.detach()).view(tiles[place].shape)
             bias = cast("nn.Parameter | None", linear.bias)
             self._bias[place] = 0 if bias is None else bias.detach().view(self._bias[place].shape)
         begins = accumulate(self.columns, initial=0)
@@ -225,6 +226,11 @@ class TiledLinear(StandIn):
     def extra_repr(self) -> str:
         """Shown when the model is printed."""
         return f"{super().extra_repr()}, with={len(self._laid.columns) - 1}"
+
+
+def _pairs(numbers: Tensor) -> Tensor:
+    """Two numbers of half precision, side by side, as one: [..., n] -> [..., n / 2]."""
+    return numbers.view(torch.int32)
 
 
 def _panel(blocks: int, inputs: int, rows: int) -> int:
