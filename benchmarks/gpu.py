@@ -162,11 +162,12 @@ class House:
         source = random.Random(seed)
         return [source.randrange(5, self.vocabulary) for _ in range(count)]
 
-    def ask(self, prompt: Sequence[int], max_tokens: int) -> None:
-        """Queue a request."""
+    def ask(self, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0) -> None:
+        """Queue a request; above temperature 0 with top_p 0.9."""
         self._next += 1
         chain = Chain(self.space, prompt)
-        sampling = Sampling(max_tokens=max_tokens)
+        top_p = 0.9 if temperature else 1.0
+        sampling = Sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=self._next)
         name = RequestId(str(self._next))
         self.engine.scheduler.add(Submission(id=name, chain=chain, sampling=sampling, arrival_s=0.0))
 
@@ -180,6 +181,13 @@ class House:
             generated += outcome.stats.tokens_generated
             cached += outcome.stats.prompt_tokens_cached
         return time.perf_counter() - start, generated, cached
+
+    def decode(self, count: int, max_tokens: int, temperature: float) -> float:
+        """Tokens in a second of so many requests at once, behind short prompts."""
+        for i in range(count):
+            self.ask(self.tokens(64, i), max_tokens, temperature)
+        seconds, generated, _ = self.finish()
+        return generated / seconds
 
     def time_one(self, prompt: Sequence[int], max_tokens: int = 1) -> float:
         """Seconds of one request alone."""
@@ -284,6 +292,21 @@ def shared_decode(sizes: Sizes, house: House) -> Iterator[Row]:
     if least is not None:
         backend.least_saved = least
         yield "  together / one by one", speeds[0] / speeds[1], "x"
+
+
+def overlap(sizes: Sizes, house: House) -> Iterator[Row]:
+    """Decodes where the next step is planned and launched while one is computed, and where it is not."""
+    depth = house.runner.depth
+    for temperature in (0.0, 0.8):
+        speeds: list[float] = []
+        for house.runner.depth in (2, 1):
+            house.empty()
+            house.decode(sizes.decoders, 9, temperature)  # records what it needs
+            speeds.append(house.decode(sizes.decoders, 65, temperature))
+            what = f"{sizes.decoders} decode at temperature {temperature}, {house.runner.depth} under way"
+            yield what, speeds[-1], "tok/s"
+        yield "  two under way / one", speeds[0] / speeds[1], "x"
+    house.runner.depth = depth
 
 
 def decode_bandwidth(sizes: Sizes) -> Iterator[Row]:
@@ -435,6 +458,7 @@ def run(sizes: Sizes) -> Report:
         report.add("time to first token, 0.6B", lambda: ttft(sizes, small, "0.6B"))
         report.add("offline mix, 0.6B", lambda: offline_mix(sizes, small))
         report.add("shared-prefix decode, 0.6B", lambda: shared_decode(sizes, small))
+        report.add("two steps under way, 0.6B", lambda: overlap(sizes, small))
         report.add("a crowd, 0.6B", lambda: crowd(sizes, small))
         del small
     house = None

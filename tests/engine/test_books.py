@@ -14,10 +14,10 @@ from foreword.engine.engine import Engine
 from foreword.engine.sockets import Nobody
 from foreword.engine.worker import Worker
 from foreword.schedule.admission import limits
-from foreword.schedule.plan import Plan, StepResult
+from foreword.schedule.plan import Plan
 from foreword.schedule.request import Submission
 from foreword.schedule.scheduler import Scheduler
-from foreword.testing.fakes import FakeRunner, ManualClock, World, answer
+from foreword.testing.fakes import FakeFlight, FakeRunner, ManualClock, World, answer
 
 BLOCK, BLOCKS = 4, 64
 SPACE = Space(root({"weights": "fake"}, BLOCK), BLOCK)
@@ -149,10 +149,10 @@ def test_the_dump_says_who_held_what_and_no_token(caplog: pytest.LogCaptureFixtu
 
 def test_an_engine_that_dies_dumps_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeRunner):
-        def execute(self, plan: Plan) -> StepResult:
+        def launch(self, plan: Plan) -> FakeFlight:
             if self.tokens_computed > len(HEAD):
                 raise SystemExit("planted")  # no step is undone for this
-            return super().execute(plan)
+            return super().launch(plan)
 
     house = House()
     house.engine.runner = house.runner = Broken(BLOCKS, BLOCK)

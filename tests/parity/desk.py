@@ -71,7 +71,7 @@ class Desk:
         for _ in range(count):
             chunks = tuple(self.chunk(line, len(line.tokens) - line.done, draw=True) for line in lines)
             self._step += 1
-            result = self.runner.execute(Plan(self._step, chunks))
+            result = self.runner.launch(Plan(self._step, chunks)).land()
             for line, answer in zip(lines, answers, strict=True):
                 line.done = len(line.tokens)
                 answer.append(result.samples[line.name].token)

@@ -24,6 +24,7 @@ def test_every_section_runs(tmp_path: Path) -> None:
         "TTFT warm",
         "offline mix",
         "8B",
+        "two under way",
         "shared",
     ):
         assert part in names

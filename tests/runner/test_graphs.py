@@ -115,14 +115,14 @@ def test_replays_answer_as_the_library_does(recording: tuple[ModelRunner, Tape])
 def test_steps_that_are_recorded_say_so(recording: tuple[ModelRunner, Tape]) -> None:
     runner, tape = recording
 
-    def execute(start: int, count: int) -> bool:
+    def recorded(start: int, count: int) -> bool:
         tokens = tuple(random_tokens(count, seed=start))
         chunk = Chunk(RequestId("a"), start, tokens, (BlockId(0), BlockId(1)), Draw(Sampling(max_tokens=9), 0))
-        return runner.execute(Plan(0, (chunk,))).recorded
+        return runner.launch(Plan(0, (chunk,))).recorded
 
-    assert [execute(0, 5), execute(5, 3), execute(8, 1), execute(9, 1)] == [True, False, True, False]
+    assert [recorded(0, 5), recorded(5, 3), recorded(8, 1), recorded(9, 1)] == [True, False, True, False]
     tape.breaks = True
-    assert [execute(10, 20) for _ in range(5)] == [True, True, True, False, False], "three sizes are tried"
+    assert [recorded(10, 20) for _ in range(5)] == [True, True, True, False, False], "three sizes are tried"
     assert tape.recorded == 2
 
 

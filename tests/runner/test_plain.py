@@ -55,7 +55,7 @@ def chunk(name: str, block: int, tokens: list[int], start: int = 0) -> Chunk:
 
 
 def drawn(runner: PlainRunner, *chunks: Chunk) -> list[int]:
-    samples = runner.execute(Plan(0, chunks)).samples
+    samples = runner.launch(Plan(0, chunks)).land().samples
     return [samples[one.request].token for one in chunks]
 
 
@@ -64,7 +64,7 @@ def answers(runner: PlainRunner, prompts: dict[str, list[int]], count: int) -> d
     found: dict[str, list[int]] = {name: [] for name in prompts}
     for step in range(count):
         chunks = [
-            chunk(name, i, tokens) if step == 0 else chunk(name, i, [PENDING_TOKEN], len(tokens) + step - 1)
+            chunk(name, i, tokens) if step == 0 else chunk(name, i, found[name][-1:], len(tokens) + step - 1)
             for i, (name, tokens) in enumerate(prompts.items())
         ]
         for one, token in zip(chunks, drawn(runner, *chunks), strict=True):
@@ -98,15 +98,16 @@ def test_what_is_not_there_is_not_made_up(runner: PlainRunner) -> None:
     )
     for one in wrong:
         with pytest.raises(InvariantBroken, match="does not hold its first"):
-            runner.execute(Plan(0, (one,)))
+            runner.launch(Plan(0, (one,))).land()
     with pytest.raises(InvariantBroken, match="was cut at 9"):
-        runner.execute(Plan(0, (chunk("a", 0, [7, 8], 9),)))
+        runner.launch(Plan(0, (chunk("a", 0, [7, 8], 9),))).land()
     with pytest.raises(InvariantBroken, match="one block"):
-        runner.execute(Plan(0, (Chunk(RequestId("a"), 0, (7,), (BlockId(0), BlockId(1)), None),)))
+        runner.launch(Plan(0, (Chunk(RequestId("a"), 0, (7,), (BlockId(0), BlockId(1)), None),))).land()
     undrawn = Chunk(RequestId("x"), 0, (7, 8), (BlockId(2),), None)
-    assert runner.execute(Plan(0, (undrawn,))).samples == {}
-    with pytest.raises(InvariantBroken, match="never drawn"):
-        runner.execute(Plan(0, (chunk("x", 2, [PENDING_TOKEN], 2),)))
+    assert runner.launch(Plan(0, (undrawn,))).land().samples == {}
+    assert runner.depth == 1
+    with pytest.raises(InvariantBroken, match="do not overlap"):
+        runner.launch(Plan(0, (chunk("x", 2, [PENDING_TOKEN], 2),))).land()
 
 
 def test_nothing_is_copied_or_compared(runner: PlainRunner) -> None:
@@ -114,7 +115,7 @@ def test_nothing_is_copied_or_compared(runner: PlainRunner) -> None:
     with pytest.raises(InvariantBroken):
         runner.compare((Compare(BlockId(0), BlockId(1)),))
     with pytest.raises(InvariantBroken):
-        runner.execute(Plan(0, (), (Copy(BlockId(0), BlockId(1), 1),)))
+        runner.launch(Plan(0, (), (Copy(BlockId(0), BlockId(1), 1),))).land()
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "dynamic", "longrope"])
@@ -130,7 +131,7 @@ def test_who_has_to_begin_again_answers_the_same(family: str, tmp_path: Path) ->
     drawn(runner, chunk("c", 0, prompt(30)))
     found += drawn(runner, chunk("b", 1, [*tokens, *found]))
     for step in range(9):
-        found += drawn(runner, chunk("b", 1, [PENDING_TOKEN], 68 + step))
+        found += drawn(runner, chunk("b", 1, found[-1:], 68 + step))
     assert found == whole
     state = runner._states[BlockId(1)]
     again = list(library._tensors(state.cache, set()))
@@ -237,7 +238,7 @@ def test_reload(tmp_path: Path) -> None:
     assert runner.ingredients == after
     assert answers(runner, {"b": tokens}, 6)["b"] == answer(second, tokens, 6)
     with pytest.raises(InvariantBroken):
-        runner.execute(Plan(0, (chunk("a", 0, [7], 26),)))
+        runner.launch(Plan(0, (chunk("a", 0, [7], 26),))).land()
 
 
 def test_a_reload_that_fails_leaves_the_old_model(tmp_path: Path) -> None:

@@ -189,10 +189,10 @@ def test_launches_of_a_step(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
     runner = runner_around(build(config, torch.bfloat16))
     table = tuple(BlockId(i) for i in range(2))
     draw = Draw(Sampling(max_tokens=4), 0)
-    runner.execute(Plan(0, (Chunk(RequestId("it"), 0, tuple(range(3, 23)), table, None),)))
+    runner.launch(Plan(0, (Chunk(RequestId("it"), 0, tuple(range(3, 23)), table, None),))).land()
     runner.record(None)
     launches.clear()
-    runner.execute(Plan(0, (Chunk(RequestId("it"), 20, (5,), table, draw),)))
+    runner.launch(Plan(0, (Chunk(RequestId("it"), 20, (5,), table, draw),))).land()
     layers = SIZES["num_hidden_layers"]
     gemma, of_heads = family.startswith("gemma"), 2 * layers * (family in ("qwen3", "gemma3"))
     activation, tiles = "gelu" if gemma else "silu", machine.multiplies_tiles()

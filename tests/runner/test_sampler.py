@@ -1,16 +1,24 @@
 import math
+import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from foreword.base.params import Sampling
-from foreword.runner.sampler import sample, uniform
-from foreword.schedule.plan import Draw
+from foreword.runner import sampler
+from foreword.runner.sampler import uniform
+from foreword.schedule.plan import Draw, Sample
 
 
 def draw(number: int = 0, **settings: Any) -> Draw:
     return Draw(Sampling(max_tokens=1, **settings), number)
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sample]:
+    return sampler.draw(logits, draws).samples()
 
 
 def rows(count: int, width: int = 50, seed: int = 0) -> torch.Tensor:
@@ -23,7 +31,7 @@ def test_temperature_zero_takes_the_best_of_each_row() -> None:
 
 
 def test_no_rows() -> None:
-    assert sample(rows(1), []) == []
+    assert sample(rows(0), []) == []
 
 
 def test_the_same_seed_and_index_draw_the_same() -> None:
@@ -107,3 +115,101 @@ def test_uniform_is_in_range_and_spread() -> None:
     assert all(0 <= number < 1 for number in numbers)
     assert len(set(numbers)) == 1000
     assert 0.45 < sum(numbers) / 1000 < 0.55
+
+
+def mass_alone(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What one row's tokens add up to, best first where an order is needed, cut where it is enough; and which."""
+    scaled = logits.double() / sampling.temperature
+    tokens: torch.Tensor | None = None
+    if 0 < sampling.top_k < scaled.shape[0]:
+        scaled, tokens = torch.topk(scaled, sampling.top_k)
+    elif sampling.top_p < 1:
+        scaled, tokens = torch.sort(scaled, descending=True, stable=True)
+    mass = torch.softmax(scaled, dim=-1).cumsum(dim=-1)
+    if sampling.top_p < 1:
+        mass = mass[: int((mass < sampling.top_p).sum()) + 1]
+    return mass, tokens
+
+
+def sample_alone(logits: torch.Tensor, one: Draw, chance: Callable[[int, int], float] = uniform) -> Sample:
+    """The formula, for one row by itself."""
+    sampling, token = one.sampling, int(logits.argmax())
+    if sampling.temperature > 0:
+        mass, tokens = mass_alone(logits, sampling)
+        mark = chance(sampling.seed, one.number) * mass[-1]
+        place = min(int(torch.searchsorted(mass, mark, right=True)), mass.shape[0] - 1)
+        token = place if tokens is None else int(tokens[place])
+    if sampling.logprobs is None:
+        return Sample(token)
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    best = torch.topk(logprobs, min(sampling.logprobs, logprobs.shape[0]))
+    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return Sample(token, float(logprobs[token]), top)
+
+
+def some_draws(source: random.Random, count: int) -> list[Draw]:
+    return [
+        draw(
+            number=source.randrange(50),
+            temperature=source.choice([0.0, 0.3, 0.7, 1.0, 1.0, 2.5]),
+            top_k=source.choice([0, 0, 1, 5, 40, 5000]),
+            top_p=source.choice([1.0, 1.0, 0.999, 0.9, 0.3]),
+            seed=source.randrange(1000),
+            logprobs=source.choice([None, None, 0, 1, 5]),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "few finite"])
+@pytest.mark.parametrize("width", [1, 7, 50, 1000, 4099])
+def test_rows_together_are_rows_alone_to_the_bit(width: int, kind: str) -> None:
+    source = random.Random(f"{width}/{kind}")
+    for seed in range(12):
+        count = source.choice([1, 2, 3, 8, 33])
+        logits = rows(count, width, seed)
+        if kind == "bfloat16":
+            logits = logits.bfloat16()  # many are equal
+        if kind == "few finite":
+            logits[torch.rand(logits.shape, generator=torch.Generator().manual_seed(seed)) < 0.9] = -math.inf
+            logits[:, 0] = 0.5
+        draws = some_draws(source, count)
+        together = sample(logits, draws)
+        assert together == [sample_alone(row, one) for row, one in zip(logits, draws, strict=True)]
+        order = source.sample(range(count), count)[: source.randint(1, count)]
+        assert sample(logits[order], [draws[i] for i in order]) == [together[i] for i in order]
+
+
+def _chosen(chances: dict[tuple[int, int], float], seed: int, index: int) -> float:
+    return chances[seed, index]
+
+
+@pytest.mark.parametrize("width", [50, 4099])
+def test_on_the_border_of_two_tokens_rows_together_are_rows_alone(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The uniform number is where one token's share ends and the next one's begins: a bit decides."""
+    source, flipped = random.Random(width), 0
+    for seed in range(12):
+        logits = rows(8, width, seed)
+        draws = [one._replace(number=i) for i, one in enumerate(some_draws(source, 8))]
+        borders = dict[tuple[int, int], float]()
+        for row, one in zip(logits, draws, strict=True):
+            if one.sampling.temperature > 0:
+                mass, _ = mass_alone(row, one.sampling)
+                borders[one.sampling.seed, one.number] = float(mass[source.randrange(mass.shape[0])] / mass[-1])
+        before: list[Sample] = []
+        for shift in (-1e-15, 0.0, 1e-15):
+            chance = partial(_chosen, {key: border + shift for key, border in borders.items()})
+            monkeypatch.setattr(sampler, "uniform", chance)
+            together = sample(logits, draws)
+            assert together == [sample_alone(row, one, chance) for row, one in zip(logits, draws, strict=True)]
+            flipped += shift >= 0 and together != before
+            before = together
+    assert flipped, "it is the border"
+
+
+def test_tokens_drawn_stay_on_the_device_for_the_next_step() -> None:
+    logits = rows(5)
+    draws = some_draws(random.Random(3), 5)
+    drawn = sampler.draw(logits, draws)
+    assert drawn.tokens.tolist() == [one.token for one in drawn.samples()]
+    assert drawn.samples() == sample(logits, draws)

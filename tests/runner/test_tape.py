@@ -66,7 +66,7 @@ def wide(family: str) -> Any:
 def logits(runner: ModelRunner, step: Plan) -> torch.Tensor:
     """As `execute` has them, of the rows that draw."""
     with torch.inference_mode():
-        batch = build_batch(step.chunks, tuple(chunk.tokens for chunk in step.chunks), runner._room(step.num_tokens))
+        batch = build_batch(step.chunks, runner._room(step.num_tokens), None)
         found = None if runner._graphs is None else runner._graphs.run(batch)
         return (runner._forward(batch) if found is None else found)[: len(step.chunks)].clone()
 

@@ -189,7 +189,7 @@ def test_the_tolerance(error: float, wrong: int) -> None:
     while house.auditor.busy:
         plan = house.auditor.plan()
         assert plan is not None
-        house.runner.execute(plan)
+        house.runner.launch(plan).land()
         pairs = house.auditor.commit(plan)
         if pairs:
             verdict = house.auditor.judge(pairs, (error, 0.0))

@@ -17,7 +17,7 @@ from foreword.cache.prefix_cache import PrefixCache
 from foreword.schedule.plan import Outcome, Plan
 from foreword.schedule.request import Submission
 from foreword.schedule.scheduler import Scheduler
-from foreword.testing.fakes import FakeRunner, answer, cells
+from foreword.testing.fakes import FakeFlight, FakeRunner, answer, cells
 
 BLOCK = 4
 SPACE = Space(root({"weights": "fake"}, BLOCK), BLOCK)
@@ -42,7 +42,7 @@ class Run:
         self.cache = PrefixCache(self.blocks, BLOCK)
         self.scheduler = Scheduler(self.cache, max_batch_tokens=BLOCK + 5, max_running=3)
         self.runner = FakeRunner(self.blocks, BLOCK)
-        self.flights: deque[Plan] = deque()
+        self.flights: deque[tuple[Plan, FakeFlight]] = deque()
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.cached: dict[str, int] = {}
@@ -57,13 +57,13 @@ class Run:
     def step(self) -> bool:
         """One step of the pipeline; False when there is nothing to do."""
         while len(self.flights) < self.depth and (plan := self.scheduler.plan(0)) is not None:
-            self.flights.append(plan)
+            self.flights.append((plan, self.runner.launch(plan)))
         if not self.flights:
             assert not self.scheduler.busy, "work is left and nothing can be planned"
             return False
-        plan = self.flights.popleft()
+        plan, flight = self.flights.popleft()
         try:
-            result = self.runner.execute(plan)
+            result = flight.land()
         except RuntimeError:
             self.flights.clear()
             self.take(self.scheduler.abort(plan, "planted", 0))

@@ -43,7 +43,7 @@ class House:
     def step(self) -> None:
         plan = self.scheduler.plan(0.0)
         assert plan is not None
-        outcome = self.scheduler.commit(plan, self.runner.execute(plan), 0.0)
+        outcome = self.scheduler.commit(plan, self.runner.launch(plan).land(), 0.0)
         self.steps.append([(str(chunk.request), chunk.start, len(chunk.tokens)) for chunk in plan.chunks])
         for event in outcome.events:
             if event.usage is not None:

@@ -15,7 +15,7 @@ from foreword.cache.prefix_cache import PrefixCache
 from foreword.schedule.plan import Chunk, Outcome, Plan
 from foreword.schedule.request import Submission
 from foreword.schedule.scheduler import Scheduler
-from foreword.testing.fakes import FakeRunner, World, answer, cells
+from foreword.testing.fakes import FakeFlight, FakeRunner, World, answer, cells
 from foreword.testing.oracle import NaiveCache
 
 BLOCK = 4
@@ -49,7 +49,7 @@ class Heart(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.cache, max_batch_tokens=budget, max_running=running)
         self.runner = FakeRunner(blocks, BLOCK)
         self.naive = NaiveCache(BLOCK)
-        self.flights: deque[Plan] = deque()
+        self.flights: deque[tuple[Plan, FakeFlight]] = deque()
         self.asked: dict[RequestId, tuple[Submission, list[int], World]] = {}
         self.got: dict[RequestId, list[int]] = {}
         self.over: dict[RequestId, str] = {}
@@ -190,13 +190,13 @@ class Heart(RuleBasedStateMachine):
             assert plan.num_tokens <= self.scheduler._max_batch_tokens
             for chunk in plan.chunks:
                 self.look_up(chunk)
-            self.flights.append(plan)
+            self.flights.append((plan, self.runner.launch(plan)))
         if not self.flights:
             assert not self.scheduler.busy, "work is left and nothing can be planned"
             return
-        plan = self.flights.popleft()
+        plan, flight = self.flights.popleft()
         try:
-            result = self.runner.execute(plan)
+            result = flight.land()
         except RuntimeError:
             self.flights.clear()
             self.reached.clear()

@@ -1,7 +1,5 @@
 """Promises of the scheduler that random commands would not show by name."""
 
-from dataclasses import replace
-
 import pytest
 
 from foreword.base.errors import InvariantBroken, RequestError
@@ -47,7 +45,7 @@ class House:
         plan = self.scheduler.plan(0)
         if plan is None:
             return None
-        outcome = self.scheduler.commit(plan, self.runner.execute(plan), 0)
+        outcome = self.scheduler.commit(plan, self.runner.launch(plan).land(), 0)
         self.events += outcome.events
         self.preemptions += outcome.stats.num_preemptions
         self.scheduler.check()
@@ -153,7 +151,7 @@ def test_chunks_that_the_budget_cuts_end_on_block_borders() -> None:
     ends = list[int]()
     while (plan := house.scheduler.plan(0)) is not None:
         ends.append(plan.chunks[0].end)
-        house.scheduler.commit(plan, house.runner.execute(plan), 0)
+        house.scheduler.commit(plan, house.runner.launch(plan).land(), 0)
     assert ends == [8, 16, 24, 33]
 
 
@@ -168,19 +166,9 @@ def test_the_next_plan_can_be_made_while_a_step_runs() -> None:
     assert second.chunks[0].draw is not None
     assert second.chunks[0].draw.number == 1
     for plan in (first, second):
-        house.events += house.scheduler.commit(plan, house.runner.execute(plan), 0).events
+        house.events += house.scheduler.commit(plan, house.runner.launch(plan).land(), 0).events
     house.drain()
     assert house.tokens("a") == answer([1, 2, 3, 4, 5, 6], 3)
-
-
-def test_an_outcome_says_that_its_step_was_recorded() -> None:
-    house = House(64)
-    house.add("a", [1, 2, 3], max_tokens=2)
-    for recorded in (True, False):
-        plan = house.scheduler.plan(0)
-        assert plan is not None
-        result = replace(house.runner.execute(plan), recorded=recorded)
-        assert house.scheduler.commit(plan, result, 0).stats.recorded is recorded
 
 
 def test_commits_out_of_order_are_refused() -> None:

@@ -57,7 +57,7 @@ class Run:
         plan = self.flights.pop(0)
         self.steps += 1
         try:
-            self.take(self.scheduler.commit(plan, self.runner.execute(plan), 0))
+            self.take(self.scheduler.commit(plan, self.runner.launch(plan).land(), 0))
         except RuntimeError:
             self.flights.clear()
             self.take(self.scheduler.abort(plan, "planted", 0))

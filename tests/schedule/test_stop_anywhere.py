@@ -39,7 +39,7 @@ class House:
         self.scheduler.add(Submission(id=name, chain=Chain(SPACE, prompt), sampling=sampling, arrival_s=0))
         tokens, cached, finish = list[int](), -1, None
         while plan := self.scheduler.plan(0):
-            for event in self.scheduler.commit(plan, self.runner.execute(plan), 0).events:
+            for event in self.scheduler.commit(plan, self.runner.launch(plan).land(), 0).events:
                 tokens += [event.sample.token] if event.sample else []
                 cached = event.usage.cached_tokens if event.usage else cached
                 finish = event.finish or finish
@@ -95,7 +95,7 @@ def test_a_cancel_inside_the_prompt_leaves_what_was_computed(fails_at: int, prom
         plan = house.scheduler.plan(0)
         if plan is None:
             break
-        house.scheduler.commit(plan, house.runner.execute(plan), 0)
+        house.scheduler.commit(plan, house.runner.launch(plan).land(), 0)
         done = plan.chunks[0].end
     house.scheduler.cancel(RequestId("x"), 0)
     assert house.scheduler.plan(0) is None

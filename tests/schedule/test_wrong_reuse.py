@@ -50,7 +50,7 @@ class House:
         if not self.flights:
             return False
         plan = self.flights.pop(0)
-        outcome = self.scheduler.commit(plan, self.runner.execute(plan), 0)
+        outcome = self.scheduler.commit(plan, self.runner.launch(plan).land(), 0)
         self.preemptions += outcome.stats.num_preemptions
         for event in outcome.events:
             if event.sample is not None:

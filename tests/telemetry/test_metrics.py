@@ -195,8 +195,8 @@ def test_steps_that_were_recorded_say_nothing_of_the_pace() -> None:
     told, untold, paces = Metrics(), Metrics(), list[float]()
     for number, (num_tokens, step_s, recorded) in enumerate(steps):
         for metrics, says in ((told, recorded), (untold, False)):
-            metrics.observe(Outcome(number, (), StepStats(num_chunks=1, num_tokens=num_tokens, recorded=says)))
-            metrics.observe_step(step_s, 0.0001)
+            metrics.observe(Outcome(number, (), StepStats(num_chunks=1, num_tokens=num_tokens)))
+            metrics.observe_step(step_s, 0.0001, recorded=says)
         paces.append(told.pace.token_s)
     assert paces == pytest.approx([0.115 / 185, 0.115 / 185, 0.115 / 185, 0.09 / 184])
     assert untold.pace.token_s < paces[-1] / 4

@@ -36,7 +36,7 @@ class House:
     def step(self) -> bool:
         plan = self.scheduler.plan(0)
         if plan is not None:
-            self.metrics.observe(self.scheduler.commit(plan, self.runner.execute(plan), 0))
+            self.metrics.observe(self.scheduler.commit(plan, self.runner.launch(plan).land(), 0))
         return plan is not None
 
     def counts(self, what: str) -> tuple[float, float, float]:

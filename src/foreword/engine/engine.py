@@ -1,12 +1,16 @@
-"""Engine: the loop of one step. Plan, execute, commit; abort on any exception; audit when nothing else is to do."""
+"""Engine: the loop. Plan, launch, land, commit; abort on any exception; audit when nothing else is to do.
+
+Where the runner says so, the next step is planned and launched while one is computed: a card never waits for a plan.
+"""
 
 import json
 import logging
+from collections import deque
 from dataclasses import asdict
 
-from foreword.engine.sockets import Clock, Observer, Runner
+from foreword.engine.sockets import Clock, Flight, Observer, Runner
 from foreword.schedule.audit import Auditor
-from foreword.schedule.plan import Outcome, Plan, StepStats
+from foreword.schedule.plan import Outcome, Plan, StepResult, StepStats
 from foreword.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -15,7 +19,7 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Drives a scheduler with a runner. Single-threaded; `worker.Worker` is the thread around it."""
 
-    __slots__ = ("auditor", "clock", "observer", "runner", "scheduler")
+    __slots__ = ("_flights", "auditor", "clock", "observer", "runner", "scheduler")
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, clock: Clock, observer: Observer, auditor: Auditor | None = None
@@ -25,6 +29,7 @@ class Engine:
         self.runner = runner
         self.clock = clock
         self.observer = observer
+        self._flights: deque[tuple[Plan, Flight]] = deque()
 
     @property
     def busy(self) -> bool:
@@ -32,26 +37,48 @@ class Engine:
         return self.scheduler.busy or (self.auditor is not None and self.auditor.busy)
 
     def step(self) -> Outcome | None:
-        """Do one step. None: there is nothing to compute."""
+        """Launch what the runner takes, and bring the oldest step back. None: there is nothing to compute."""
         start = self.clock.now()
         if self.auditor is not None and self.scheduler.busy:
             self.auditor.rest()  # before planning: whoever wants something may need its blocks
-        plan = self.scheduler.plan(start)
-        if plan is None:
+        bookkeeping_s, recorded = 0.0, False
+        while self._has_room:
+            before = self.clock.now()
+            plan = self.scheduler.plan(before)
+            bookkeeping_s += self.clock.now() - before
+            if plan is None:
+                break
+            flight = self._launch(plan)
+            recorded = recorded or flight.recorded
+            self._flights.append((plan, flight))
+        if not self._flights:
             return self._audit()
-        before = self.clock.now()
+        plan, flight = self._flights.popleft()
         try:
-            result = self.runner.execute(plan)
-        except Exception as error:  # noqa: BLE001  whatever the model raises, only this step is lost
+            result = flight.land()
+        except Exception as error:  # noqa: BLE001  whatever the model raises, only the steps under way are lost
             return self._abort(plan, error)
-        after = self.clock.now()
-        outcome = self.scheduler.commit(plan, result, after)
+        landed = self.clock.now()
+        outcome = self.scheduler.commit(plan, result, landed)
         self.observer.observe(outcome)
         if not self.scheduler.busy:
             self._check()
         end = self.clock.now()
-        self.observer.observe_step(end - start, (end - after) + (before - start))
+        self.observer.observe_step(end - start, bookkeeping_s + end - landed, recorded=recorded)
         return outcome
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a step may be launched: not behind one that could not be."""
+        flights = self._flights
+        return len(flights) < self.runner.depth and not (flights and isinstance(flights[-1][1], _Grounded))
+
+    def _launch(self, plan: Plan) -> Flight:
+        """Launch a step; what goes wrong with it is heard of when its turn to land comes."""
+        try:
+            return self.runner.launch(plan)
+        except Exception as error:  # noqa: BLE001  as above
+            return _Grounded(error)
 
     def dump(self, what: str) -> None:
         """Write all books into the log, as one line of JSON without a token of anybody's."""
@@ -74,7 +101,7 @@ class Engine:
         if auditor is None or plan is None:
             return None
         try:
-            self.runner.execute(plan)
+            self.runner.launch(plan).land()
             pairs = auditor.commit(plan)
             verdict = auditor.judge(pairs, self.runner.compare(pairs)) if pairs else None
         except Exception as error:  # noqa: BLE001  an audit that fails costs nobody anything
@@ -92,7 +119,21 @@ class Engine:
 
     def _abort(self, plan: Plan, error: Exception) -> Outcome:
         _log.warning("step %d with %d requests failed and is undone", plan.step, len(plan.chunks), exc_info=error)
+        self._flights.clear()  # what was launched behind it read what it did not write
         message = f"the forward pass failed: {type(error).__name__}: {error}"
         outcome = self.scheduler.abort(plan, message, self.clock.now())
         self.observer.observe(outcome)
         return outcome
+
+
+class _Grounded:
+    """A step that could not be launched."""
+
+    recorded = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def land(self) -> StepResult:
+        """Say why."""
+        raise self._error

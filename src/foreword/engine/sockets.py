@@ -12,13 +12,31 @@ from foreword.cache.orders import Compare
 from foreword.schedule.plan import Outcome, Plan, StepResult
 
 
+class Flight(Protocol):
+    """A step that was launched."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether launching it took longer than launching others of its size will: it was recorded for them."""
+        ...
+
+    def land(self) -> StepResult:
+        """Wait for it. Raises anything on failure; nothing of the step may be believed then."""
+        ...
+
+
 class Runner(Protocol):
-    """Computes steps. Called by one thread, one plan at a time, in order."""
+    """Computes steps, in the order in which they are launched. Called by one thread."""
 
-    def execute(self, plan: Plan) -> StepResult:
-        """Do the plan's copies, write the KV of every chunk, sample where a chunk has a draw.
+    @property
+    def depth(self) -> int:
+        """How many steps may be under way at once: 1, or 2 where the device computes while its host goes on."""
+        ...
 
-        Raises anything on failure; nothing of the step may be believed then.
+    def launch(self, plan: Plan) -> Flight:
+        """Begin to do the plan's copies, write the KV of every chunk, and sample where a chunk has a draw.
+
+        A pending token is one that the step launched before this one draws. Raises as landing does.
         """
         ...
 
@@ -45,8 +63,11 @@ class Observer(Protocol):
         """A step was committed or aborted, or a request was cancelled (an outcome of no chunks)."""
         ...
 
-    def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
-        """One step's whole time, and the part of it that was not the runner's."""
+    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
+        """What the loop's turn took that brought one step back, and the part of it that was not the runner's.
+
+        No moment is in two steps' times. With `recorded` this one says nothing of others: see `Flight`.
+        """
         ...
 
 
@@ -69,10 +90,10 @@ class Several:
         for observer in self._observers:
             observer.observe(outcome)
 
-    def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
+    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
         """Tell all of them."""
         for observer in self._observers:
-            observer.observe_step(step_s, bookkeeping_s)
+            observer.observe_step(step_s, bookkeeping_s, recorded=recorded)
 
 
 class Nobody:
@@ -81,5 +102,5 @@ class Nobody:
     def observe(self, outcome: Outcome) -> None:
         """Nothing."""
 
-    def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
+    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
         """Nothing."""

@@ -186,7 +186,7 @@ class Worker:
         try:
             with self._lock:
                 self._lock.wait_for(lambda: not self._streams)
-            return self._call(lambda: self._turn_to(load()))
+            return self._call(lambda: self._turn_to(load))
         finally:
             with self._lock:
                 self._loading = False
@@ -213,11 +213,7 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._take_inbox():
-                outcome = self._engine.step()
-                if outcome is not None:
-                    self._hand_out(outcome.events)
-                elif self._engine.scheduler.busy:
-                    raise InvariantBroken("requests are left and no step can be planned")
+                self._step()
         except BaseException as death:  # noqa: BLE001  nobody above us would hear it
             self._death = death
             _log.critical("the engine thread died", exc_info=death)
@@ -225,6 +221,13 @@ class Worker:
         finally:
             self._bury()
             self._ended.set()
+
+    def _step(self) -> None:
+        outcome = self._engine.step()
+        if outcome is not None:
+            self._hand_out(outcome.events)
+        elif self._engine.scheduler.busy:
+            raise InvariantBroken("requests are left and no step can be planned")
 
     def _take_inbox(self) -> bool:
         """Run all commands that came in, waiting for one if there is nothing else to do. False: time to end."""
@@ -265,8 +268,11 @@ class Worker:
             if not self._streams:
                 self._lock.notify_all()
 
-    def _turn_to(self, root: BlockHash) -> BlockHash:
-        """The model has changed under us while nothing ran: nothing of before is true of it."""
+    def _turn_to(self, load: Callable[[], BlockHash]) -> BlockHash:
+        """Change the model while nothing runs: nothing of before is true of it afterwards."""
+        while self._engine.scheduler.busy:  # a step that was launched for requests that ended meanwhile
+            self._step()
+        root = load()
         self.on_cache(PrefixCache.flush)
         with self._lock:
             self._root = root

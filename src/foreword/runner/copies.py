@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foreword.cache.orders import Compare, Copy
 from foreword.runner.memory import KVMemory
+from foreword.runner.transfer import send
 
 
 def apply_copies(memory: KVMemory, copies: tuple[Copy, ...]) -> None:
@@ -16,7 +17,7 @@ def apply_copies(memory: KVMemory, copies: tuple[Copy, ...]) -> None:
     """
     if not copies:
         return
-    sources = torch.tensor([copy.source for copy in copies], device=memory.buffer.device)
+    sources = send(torch.tensor([copy.source for copy in copies]), memory.buffer.device)
     taken = memory.buffer.index_select(0, sources)
     for row, copy in enumerate(copies):
         for source, target in zip(_bands(memory, taken[row]), _bands(memory, memory.buffer[copy.target]), strict=True):

@@ -19,6 +19,7 @@ from foreword.runner.attention.backend import Backend, Extent, Fixed
 from foreword.runner.attention.call import Step
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.batch import Batch
+from foreword.runner.transfer import put, staging
 
 _log = logging.getLogger(__name__)
 
@@ -85,21 +86,21 @@ class _Frame:
     """One size, recorded: buffers that stay where they are."""
 
     extent: Extent
-    host: Tensor
-    """int64 [2 * rows + segments]: ids, positions, rows whose logits are wanted."""
     numbers: Tensor
-    """The same on the device."""
+    """int64 [2 * rows + segments] on the device: ids, positions, rows whose logits are wanted."""
     fixed: Fixed
     recorded: Recorded | None
 
     def put(self, batch: Batch) -> None:
         """Fill in what `fixed` has not. Padding is token 0 at position 0."""
         rows, used = self.extent.rows, sum(segment.count for segment in batch.segments)
-        self.host.zero_()
-        self.host[:used] = batch.ids[0, :used]
-        self.host[rows : rows + used] = batch.positions[0, :used]
-        self.host[2 * rows : 2 * rows + len(batch.last_rows)] = batch.last_rows
-        self.numbers.copy_(self.host)
+        host = staging(self.numbers)
+        host.zero_()
+        host[:used] = batch.ids[0, :used]
+        host[rows : rows + used] = batch.positions[0, :used]
+        host[2 * rows : 2 * rows + len(batch.last_rows)] = batch.last_rows
+        put(host, self.numbers)
+        batch.fill_in(self.numbers)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Views of ids [1, rows], positions [1, rows] and wanted rows [segments]."""
@@ -141,9 +142,8 @@ class Graphs:
         fixed = self._backend.fixed(extent)
         if fixed is None:
             return None
-        host = torch.zeros(2 * extent.rows + extent.segments, dtype=torch.long)
-        host = host.pin_memory() if self._device.type == "cuda" else host
-        return _Frame(extent, host, host.to(self._device), fixed, None)
+        numbers = torch.zeros(2 * extent.rows + extent.segments, dtype=torch.long, device=self._device)
+        return _Frame(extent, numbers, fixed, None)
 
     def _record(self, frame: _Frame) -> Tensor | None:
         """Record a frame over the first batch that it holds; that one's logits."""

@@ -19,10 +19,11 @@ from foreword.base.ids import PENDING_TOKEN, BlockId, RequestId
 from foreword.cache.orders import Compare
 from foreword.runner import kinds, library
 from foreword.runner.account import Account
+from foreword.runner.flight import Flight
 from foreword.runner.runner import ModelCard
-from foreword.runner.sampler import sample
+from foreword.runner.sampler import draw
 from foreword.runner.turning import Angles, Turning
-from foreword.schedule.plan import Chunk, Plan, StepResult
+from foreword.schedule.plan import Chunk, Plan
 
 _REMEMBERED = 4096
 """Requests whose prompt's length is kept for the case that they have to begin again."""
@@ -31,7 +32,7 @@ _REMEMBERED = 4096
 class _State:
     """One request's state, at rest between two forwards."""
 
-    __slots__ = ("angles", "cache", "last", "request", "tokens")
+    __slots__ = ("angles", "cache", "request", "tokens")
 
     def __init__(self, request: RequestId, angles: Angles) -> None:
         self.request = request
@@ -39,12 +40,13 @@ class _State:
         """What the cache covers."""
         self.cache: object = None
         self.angles = angles
-        self.last: int | None = None
-        """What was drawn last."""
 
 
 class PlainRunner:
     """Implements `engine.sockets.Runner` without any reuse."""
+
+    depth = 1
+    """A state grows by a token that is known here: the library's cache and ours have to agree on what it covers."""
 
     def __init__(self, model: nn.Module, card: ModelCard, account: Account) -> None:
         self._model = model
@@ -78,7 +80,7 @@ class PlainRunner:
         """Everything that changes the state, for the root of block identity."""
         return self.card.ingredients
 
-    def execute(self, plan: Plan) -> StepResult:
+    def launch(self, plan: Plan) -> Flight:
         """See `engine.sockets.Runner`. Chunks are computed one after the other."""
         if plan.copies:
             raise InvariantBroken(f"{self.card.name}: blocks of a plain model are never copied")
@@ -86,12 +88,8 @@ class PlainRunner:
             ends = [(chunk, self._compute(chunk)) for chunk in plan.chunks]
             drawing = [(chunk.request, chunk.draw, row) for chunk, row in ends if chunk.draw is not None]
             rows = torch.stack([row for _, _, row in drawing]) if drawing else torch.empty(0, 1)
-            samples = sample(rows, [draw for _, draw, _ in drawing])
-        drawn = {request: one for (request, _, _), one in zip(drawing, samples, strict=True)}
-        for chunk in plan.chunks:
-            if chunk.request in drawn:
-                self._states[chunk.blocks[0]].last = drawn[chunk.request].token
-        return StepResult(drawn)
+            drawn = draw(rows, [one for _, one, _ in drawing])
+        return Flight(tuple(request for request, _, _ in drawing), drawn)
 
     def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
         """Nothing, of nothing: no block of a plain model is ever published."""
@@ -141,10 +139,9 @@ class PlainRunner:
             raise InvariantBroken(f"{chunk.request}: block {block} does not hold its first {chunk.start} tokens")
         if len(chunk.tokens) != 1:
             raise InvariantBroken(f"{chunk.request}: a plain model's prompt was cut at {chunk.start}")
-        token = state.last if chunk.tokens[0] == PENDING_TOKEN else chunk.tokens[0]
-        if token is None:
-            raise InvariantBroken(f"{chunk.request}: a token is pending that was never drawn here")
-        return self._add(state, token)
+        if chunk.tokens[0] == PENDING_TOKEN:
+            raise InvariantBroken(f"{chunk.request}: a token is pending, but a plain model's steps do not overlap")
+        return self._add(state, chunk.tokens[0])
 
     def _begin(self, block: BlockId, chunk: Chunk) -> Tensor:
         """A fresh state; what a request generated before it had to begin again is added as it was the first time."""

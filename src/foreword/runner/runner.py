@@ -1,6 +1,5 @@
 """ModelRunner: what computes steps for the engine with a Hugging Face model."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -8,8 +7,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from foreword.base.errors import ConfigError, InvariantBroken
-from foreword.base.ids import PENDING_TOKEN, RequestId
+from foreword.base.errors import ConfigError
 from foreword.cache.orders import Compare
 from foreword.runner import library
 from foreword.runner.attention.backend import Backend
@@ -17,13 +15,12 @@ from foreword.runner.attention.call import Step
 from foreword.runner.attention.interface import STEP_ARGUMENT
 from foreword.runner.batch import Batch, build
 from foreword.runner.copies import apply_copies, compare_blocks
+from foreword.runner.flight import Flight
 from foreword.runner.graphs import Graphs, Recorder
 from foreword.runner.memory import KVMemory
-from foreword.runner.sampler import sample
-from foreword.schedule.plan import Chunk, Plan, StepResult
-
-_REMEMBERED = 4096
-"""Requests whose last token is kept for chunks that were planned before it was drawn."""
+from foreword.runner.sampler import draw
+from foreword.runner.transfer import send
+from foreword.schedule.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,9 @@ class ModelRunner:
         self.memory = memory
         self._backend = backend
         self._keeps_rows = library.forward_takes(type(model), "logits_to_keep")
-        self._last: OrderedDict[RequestId, int] = OrderedDict()
+        self._before: Flight | None = None
+        self.depth = 2 if memory.buffer.device.type == "cuda" else 1
+        """See `engine.sockets.Runner`. A CPU has nobody else to compute a step while the next one is made."""
         self.record(recorder)
         self.load_again: Callable[[], ModelRunner] | None = None
         """Loads the same place once more, over a small memory of its own. None: it was made of a model in memory."""
@@ -104,23 +103,18 @@ class ModelRunner:
         """Everything that changes KV, for the root of block identity."""
         return self.card.ingredients
 
-    def execute(self, plan: Plan) -> StepResult:
-        """See `engine.sockets.Runner`."""
+    def launch(self, plan: Plan) -> Flight:
+        """See `engine.sockets.Runner`. Nothing in here reads a number that the device computes."""
         with torch.inference_mode():
             apply_copies(self.memory, plan.copies)
-            if not plan.chunks:
-                return StepResult({})
-            tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            batch = build(plan.chunks, tokens, self._room(plan.num_tokens))
+            batch = build(plan.chunks, self._room(plan.num_tokens), self._before)
             num_tries = self._num_tries
             logits = None if self._graphs is None else self._graphs.run(batch)
             if logits is None:
                 logits = self._forward(batch)
-            samples = sample(logits[: len(batch.drawing)], [draw for _, draw in batch.drawing])
-        drawn = {request: one for (request, _), one in zip(batch.drawing, samples, strict=True)}
-        for request, one in drawn.items():
-            self._remember(request, one.token)
-        return StepResult(drawn, recorded=self._num_tries > num_tries)
+            drawn = draw(logits[: len(batch.draws)], batch.draws)
+        self._before = Flight(batch.drawing, drawn, recorded=self._num_tries > num_tries)
+        return self._before
 
     def reload(self) -> Mapping[str, str]:
         """Load the model again from where it came, while nothing is computed; its ingredients.
@@ -137,7 +131,7 @@ class ModelRunner:
                 raise ConfigError(f"{name}: the model that is there now needs another KV memory ({what}); restart")
         self._model, self._backend = fresh._model, fresh._backend.over(ours)  # noqa: SLF001  one of our own kind
         self.card, self._keeps_rows, self._room = fresh.card, fresh._keeps_rows, fresh._room  # noqa: SLF001
-        self._last.clear()
+        self._before = None
         self.record(self._recorder)  # what was recorded reads the old weights
         return self.ingredients
 
@@ -156,8 +150,7 @@ class ModelRunner:
         """Run a plan and return the logits of every row [num_tokens, vocabulary], for tests and checks."""
         with torch.inference_mode():
             apply_copies(self.memory, plan.copies)
-            tokens = tuple(self._fill_in(chunk) for chunk in plan.chunks)
-            batch = build(plan.chunks, tokens, self._room(plan.num_tokens))
+            batch = build(plan.chunks, self._room(plan.num_tokens), self._before)
             return self._forward(batch, torch.arange(plan.num_tokens))
 
     @property
@@ -169,7 +162,9 @@ class ModelRunner:
         device = self.memory.buffer.device
         step = self._backend.begin(batch.segments, batch.total)
         wanted = batch.last_rows if rows is None else rows
-        return self._compute(batch.ids.to(device), batch.positions.to(device), step, wanted.to(device))
+        ids, positions, wanted = (send(numbers, device) for numbers in (batch.ids, batch.positions, wanted))
+        batch.fill_in(ids[0])
+        return self._compute(ids, positions, step, wanted)
 
     def _compute(self, ids: Tensor, positions: Tensor, step: Step, wanted: Tensor) -> Tensor:
         arguments: dict[str, object] = {STEP_ARGUMENT: step}
@@ -177,18 +172,3 @@ class ModelRunner:
             arguments["logits_to_keep"] = wanted
         logits = library.forward(self._model, ids, positions, **arguments)
         return logits if self._keeps_rows else logits.index_select(0, wanted)
-
-    def _fill_in(self, chunk: Chunk) -> tuple[int, ...]:
-        """The chunk's ids with what was drawn last in the place of a pending one."""
-        if PENDING_TOKEN not in chunk.tokens:
-            return chunk.tokens
-        last = self._last.get(chunk.request)
-        if last is None:
-            raise InvariantBroken(f"{chunk.request}: a token is pending that was never drawn here")
-        return tuple(last if token == PENDING_TOKEN else token for token in chunk.tokens)
-
-    def _remember(self, request: RequestId, token: int) -> None:
-        self._last[request] = token
-        self._last.move_to_end(request)
-        if len(self._last) > _REMEMBERED:
-            self._last.popitem(last=False)

@@ -70,8 +70,6 @@ class StepResult:
     """What the runner brings back: one sample for each chunk that had a draw."""
 
     samples: Mapping[RequestId, Sample]
-    recorded: bool = False
-    """Whether the step was recorded for later ones of its size, which took longer than they will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +149,6 @@ class StepStats:
     blocks_mismatched: int = 0
     """Audited blocks that differed; their prefixes are out of the cache."""
     num_failures: int = 0
-    recorded: bool = False
-    """As in `StepResult`: the step's time says nothing of others."""
     tenants: Mapping[str, PromptTokens] = field(default_factory=dict[str, PromptTokens])
     """Whose prompt tokens these were: the sums over all tenants are the two fields above."""
 

@@ -345,7 +345,6 @@ class Scheduler:
             tokens_recomputed=tally.recomputed,
             tokens_generated=tally.generated,
             num_preemptions=preemptions,
-            recorded=result.recorded,
             tenants=tally.tenants,
         )
         return Outcome(plan.step, tuple(events), stats)

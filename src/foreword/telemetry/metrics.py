@@ -105,9 +105,9 @@ class Metrics:
         self._keys = _Keys(self._registry)
         self._ttft = self._by_hit("ttft_seconds", "Time from arrival to the first token, by hit class.")
         self._itl = self._by_hit("itl_seconds", "Time between two tokens of one request, by hit class.")
-        self._step = self._histogram("step_seconds", "Time of one whole step.", SECONDS)
+        self._step = self._histogram("step_seconds", "Time of the loop's turn that brought one step back.", SECONDS)
         self._bookkeeping = self._histogram(
-            "bookkeeping_seconds", "Time of one step outside the forward pass.", SHORT_SECONDS
+            "bookkeeping_seconds", "The part of it outside the runner.", SHORT_SECONDS
         )
         self._gauges = _Gauges(self._registry)
         self._tenants = _Tenants(self._registry)
@@ -134,12 +134,12 @@ class Metrics:
                 self._count_event(event, now)
         self._stats = stats
 
-    def observe_step(self, step_s: float, bookkeeping_s: float) -> None:
-        """Add the whole time of the step that was observed last, and the part of it that was not the forward pass."""
+    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool = False) -> None:
+        """Add the whole time of the step that was observed last, and the part of it that was not the runner's."""
         with self._lock:
             self._step.observe(step_s)
             self._bookkeeping.observe(bookkeeping_s)
-        if not self._stats.recorded:
+        if not recorded:
             self.pace.add(self._stats.num_tokens, step_s)
 
     def count_refusal(self, status: int) -> None:

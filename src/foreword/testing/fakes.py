@@ -5,7 +5,9 @@ token depends on every cell of its context. A block that is read before it was w
 therefore shows as another answer than `answer()` gives.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -71,19 +73,43 @@ def answer(
 
 
 class FakeRunner:
-    """Executes plans on lists of bytes. `fails` decides, before anything is written, whether a plan raises."""
+    """Computes plans on lists of bytes, like a card: in the order in which they were launched, when somebody waits.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    A step that nobody waits for any more is computed before the next one, whatever it finds. `refuses` decides whether
+    launching a plan raises; `fails` whether landing does, half-way through the writing.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, depth: int = 1) -> None:
         self.block_size = block_size
+        self.depth = depth
         self.memory: list[list[bytes | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.worlds: dict[RequestId, World] = {}
         """What else shapes a request's KV (its tenant, adapter, ...); nothing unless set."""
         self.fails: Callable[[Plan], bool] = lambda _: False
+        self.refuses: Callable[[Plan], bool] = lambda _: False
         self.tokens_computed = 0
-        self._last: dict[RequestId, int] = {}
+        self._under_way: deque[FakeFlight] = deque()
+        self._drawn: dict[RequestId, int] = {}
+        """By the step that was computed last."""
 
-    def execute(self, plan: Plan) -> StepResult:
-        """Copy, write, draw. Raises RuntimeError, half-way through the writing, when `fails` says so."""
+    def launch(self, plan: Plan) -> "FakeFlight":
+        """Queue a plan. Raises RuntimeError when `refuses` says so."""
+        if self.refuses(plan):
+            raise RuntimeError("planted refusal")
+        flight = FakeFlight(self, plan)
+        self._under_way.append(flight)
+        return flight
+
+    def land(self, flight: "FakeFlight") -> StepResult:
+        """Compute everything up to a step. Raises RuntimeError when `fails` says so."""
+        while self._under_way[0] is not flight:
+            with suppress(Exception):
+                self._compute_next()
+        return self._compute_next()
+
+    def _compute_next(self) -> StepResult:
+        """Copy, write, draw."""
+        plan = self._under_way.popleft().plan
         fails = self.fails(plan)
         read = [(copy, list(self.memory[copy.source][: copy.num_tokens])) for copy in plan.copies]
         for copy, content in read:
@@ -92,13 +118,12 @@ class FakeRunner:
             self._write(chunk)
         if fails:
             raise RuntimeError("planted failure")
-        samples: dict[RequestId, Sample] = {}
-        for chunk in plan.chunks:
-            if chunk.draw is not None:
-                token = _draw([self._read(chunk.blocks, t) for t in range(chunk.end)])
-                self._last[chunk.request] = token
-                samples[chunk.request] = Sample(token)
-        return StepResult(samples)
+        self._drawn = {
+            chunk.request: _draw([self._read(chunk.blocks, t) for t in range(chunk.end)])
+            for chunk in plan.chunks
+            if chunk.draw is not None
+        }
+        return StepResult({request: Sample(token) for request, token in self._drawn.items()})
 
     def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
         """0 for equal blocks, 1 for others."""
@@ -108,7 +133,7 @@ class FakeRunner:
         before = self._read(chunk.blocks, chunk.start - 1) if chunk.start else b""
         world = self.worlds.get(chunk.request, PLAIN)
         for position, token in enumerate(chunk.tokens, chunk.start):
-            known = self._last[chunk.request] if token == PENDING_TOKEN else token
+            known = self._drawn[chunk.request] if token == PENDING_TOKEN else token
             before = _cell(before + world.at(position), known)
             self.memory[chunk.blocks[position // self.block_size]][position % self.block_size] = before
             self.tokens_computed += 1
@@ -118,3 +143,17 @@ class FakeRunner:
         if cell is None:
             raise AssertionError(f"position {position} is read before it was ever written")
         return cell
+
+
+class FakeFlight:
+    """Implements `engine.sockets.Flight`."""
+
+    recorded = False
+
+    def __init__(self, runner: FakeRunner, plan: Plan) -> None:
+        self._runner = runner
+        self.plan = plan
+
+    def land(self) -> StepResult:
+        """See `FakeRunner.land`."""
+        return self._runner.land(self)

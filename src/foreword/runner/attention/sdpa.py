@@ -22,6 +22,7 @@ from foreword.runner.attention.tiles import Segment, Tile, cut, table
 from foreword.runner.copies import clear_tails
 from foreword.runner.layout import LayerShape
 from foreword.runner.memory import KVMemory
+from foreword.runner.transfer import send
 
 _GATHER_BYTES = 64 * 2**20
 """Keys and values of one layer that are gathered at once for sequences that share a product."""
@@ -197,7 +198,7 @@ class SdpaStep:
                 yield members[first : first + most]
 
     def _group(self, tables: list[tuple[int, ...]], slices: tuple[_Slice, ...]) -> _Group:
-        return _Group(torch.tensor(tables, device=self._memory.buffer.device), slices)
+        return _Group(send(torch.tensor(tables), self._memory.buffer.device), slices)
 
     def _slice(self, tiles: list[Tile], skip: int, height: int, view: tuple[Sight, int]) -> _Slice:
         """One product over tiles that read equally many keys, `skip` blocks after the gathered ones begin."""
@@ -212,13 +213,13 @@ class SdpaStep:
         mask.masked_fill_(~sight.visible(queries, keys), float("-inf"))
         if mask.nbytes * stack <= _STACKED_MASK_BYTES:
             mask = mask.repeat(1, stack, 1)
-        mask = mask[:, None].to(buffer.device)
+        mask = send(mask[:, None], buffer.device)
         if len(tiles) == 1 and tiles[0].count == height:
             return _Slice(mask, height, skip * size, _Run(tiles[0].row))
         if all(tile.count == 1 and tile.row == tiles[0].row + i for i, tile in enumerate(tiles)):
             return _Slice(mask, height, skip * size, _Single(tiles[0].row))
-        rows = (torch.tensor([[tile.row] for tile in tiles]) + clipped).reshape(-1).to(buffer.device)
-        real = (steps < counts).reshape(-1).nonzero().reshape(-1).to(buffer.device)
+        rows = send((torch.tensor([[tile.row] for tile in tiles]) + clipped).reshape(-1), buffer.device)
+        real = send((steps < counts).reshape(-1).nonzero().reshape(-1), buffer.device)
         return _Slice(mask, height, skip * size, _Scattered(rows, real, rows.index_select(0, real)))
 
 

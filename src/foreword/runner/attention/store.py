@@ -9,6 +9,7 @@ from foreword.runner.attention.call import Call
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.layout import LayerShape
 from foreword.runner.memory import KVMemory
+from foreword.runner.transfer import send
 
 
 class Store:
@@ -22,7 +23,7 @@ class Store:
         self.num_rows = len(slots)
         """Rows of the segments, which are the first of a batch."""
         self._memory = memory
-        self._slots = torch.tensor(slots, dtype=torch.long, device=memory.buffer.device)
+        self._slots = send(torch.tensor(slots, dtype=torch.long), memory.buffer.device)
         self._places: dict[LayerShape, Tensor] = {}
 
     def write(self, layer: int, shape: LayerShape, call: Call) -> None:

@@ -20,6 +20,7 @@ from foreword.runner.attention.sharing import LEAST_SAVED, Group, Sharer, find_g
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.attention.work import STORE_ROWS, Cutting, Room, Work, offsets, plan_work
 from foreword.runner.memory import KVMemory
+from foreword.runner.transfer import put, send, staging
 
 LOG2_E = 1.4426950408889634
 _LARGEST_DIM = 256
@@ -117,7 +118,8 @@ class TritonBackend:
         """Start a step of `total` rows: those of the segments, in order, then padding."""
         works = self.plan(segments)
         rooms = {group: work.room() for group, work in works.items()}
-        return TritonStep(self, total, rooms, _send(gather_numbers(works, rooms), self.memory.buffer.device))
+        numbers = torch.frombuffer(gather_numbers(works, rooms), dtype=torch.int32)
+        return TritonStep(self, total, rooms, send(numbers, self.memory.buffer.device))
 
     def fixed(self, extent: Extent) -> Fixed | None:
         """A step for all steps up to a size, to be recorded. One with room for sharing only where layers can share."""
@@ -335,15 +337,13 @@ class TritonStep:
 class FixedStep(TritonStep):
     """A step whose tensors stay where they are. See `backend.Fixed`."""
 
-    __slots__ = ("_host", "_on_device")
+    __slots__ = ("_on_device",)
 
     def __init__(self, backend: TritonBackend, extent: Extent) -> None:
         rooms = {group: room_for(extent, tiling.cutting(group)) for group, tiling in backend.tilings.items()}
         tables = extent.segments * min(backend.memory.num_blocks, _MOST_BLOCKS)
         size = sum(offsets(room)["end"] for room in rooms.values()) + tables
         device = backend.memory.buffer.device
-        host = torch.zeros(size, dtype=torch.int32)
-        self._host = host.pin_memory() if device.type == "cuda" else host
         self._on_device = torch.zeros(size, dtype=torch.int32, device=device)
         super().__init__(backend, extent.rows, rooms, self._on_device)
 
@@ -353,11 +353,12 @@ class FixedStep(TritonStep):
         if not all(work.fits(self._rooms[group]) for group, work in works.items()):
             return False
         numbers = gather_numbers(works, self._rooms)
-        if len(numbers) > len(self._host):
+        if len(numbers) > len(self._on_device):
             return False
-        self._host[: len(numbers)] = torch.frombuffer(numbers, dtype=torch.int32)
-        # Waits for the copy: a step that samples nothing is still at work when the next one is put in.
-        self._on_device[: len(numbers)].copy_(self._host[: len(numbers)])
+        target = self._on_device[: len(numbers)]
+        host = staging(target)
+        host[:] = torch.frombuffer(numbers, dtype=torch.int32)
+        put(host, target)
         return True
 
 
@@ -404,12 +405,6 @@ def gather_numbers(works: Mapping[int, Work], rooms: Mapping[int, Room]) -> "arr
         numbers.extend(work.pack(rooms[group]))
     numbers.extend(next(iter(works.values())).tables)  # they do not depend on the group
     return numbers
-
-
-def _send(numbers: "array[int]", device: torch.device) -> Tensor:
-    """On the device, by one copy that nobody waits for."""
-    host = torch.frombuffer(numbers, dtype=torch.int32)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _dense(states: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from foreword.runner.attention.call import Call, LayerFacts
 from foreword.runner.attention.store import Store
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
+from foreword.runner.transfer import send
 
 _MODULE = "torch.nn.attention.varlen"
 _LARGEST_DIM = 256
@@ -105,12 +106,12 @@ class VarlenStep:
         firsts = [segment.row for segment in segments] + [self._store.num_rows]
         counts = [segment.count for segment in segments]
         self._arguments: dict[str, Any] = {
-            "cu_seq_q": torch.tensor(firsts, dtype=torch.int32, device=device),
+            "cu_seq_q": send(torch.tensor(firsts, dtype=torch.int32), device),
             "cu_seq_k": None,
             "max_q": max(counts),
             "max_k": max(ends),
-            "seqused_k": torch.tensor(ends, dtype=torch.int32, device=device),
-            "block_table": torch.tensor(tables, dtype=torch.int32, device=device),
+            "seqused_k": send(torch.tensor(ends, dtype=torch.int32), device),
+            "block_table": send(torch.tensor(tables, dtype=torch.int32), device),
         }
 
     def attend(self, call: Call) -> Tensor:
