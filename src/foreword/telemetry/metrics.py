@@ -106,9 +106,7 @@ class Metrics:
         self._ttft = self._by_hit("ttft_seconds", "Time from arrival to the first token, by hit class.")
         self._itl = self._by_hit("itl_seconds", "Time between two tokens of one request, by hit class.")
         self._step = self._histogram("step_seconds", "Time of the loop's turn that brought one step back.", SECONDS)
-        self._bookkeeping = self._histogram(
-            "bookkeeping_seconds", "The part of it outside the runner.", SHORT_SECONDS
-        )
+        self._bookkeeping = self._histogram("bookkeeping_seconds", "The part of it outside the runner.", SHORT_SECONDS)
         self._gauges = _Gauges(self._registry)
         self._tenants = _Tenants(self._registry)
         for finish in get_args(FinishReason):
