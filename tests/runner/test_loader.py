@@ -12,7 +12,7 @@ from foreword.base.errors import ConfigError, ModelRefused
 from foreword.runner import loader
 from foreword.runner.loader import load_runner, pick_device, pick_dtype
 from foreword.runner.runner import ModelRunner
-from tests.runner.models import CONFIGS, build, t
+from tests.runner.models import CONFIGS, SIZES, build, t
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,15 @@ def test_a_directory(saved: Path, tmp_path: Path) -> None:
     assert card.exact
     assert card.flops_per_token == 2 * 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 2 * 64
     assert card.flops_per_token_and_key == 3 * 2 * 4 * 32
+
+
+def test_kernels_are_kept_and_compiled_once_in_a_process(tmp_path: Path) -> None:
+    model: Any = build(t.LlamaConfig(**{**SIZES, "head_dim": 224}), torch.bfloat16)  # as in no other test
+    model.save_pretrained(tmp_path / "model")
+    first, second = run(tmp_path / "model", tmp_path / "one"), run(tmp_path / "model", tmp_path / "two")
+    assert first.card.attention == second.card.attention == "llvm"
+    assert len(list((tmp_path / "one" / "kernels").iterdir())) >= 2  # attention, and putting away
+    assert not (tmp_path / "two" / "kernels").exists()
 
 
 def test_identity_does_not_go_by_name(saved: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def embedded(name: str | None) -> EmbeddedModel | None:
 
 
 def cache_folder(override: str | None) -> Path:
-    """Where converted models and memoised digests are kept."""
+    """Where converted models, memoised digests and compiled kernels are kept."""
     return Path(override) if override else Path(platformdirs.user_cache_dir("foreword"))
 
 

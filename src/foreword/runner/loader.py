@@ -26,6 +26,7 @@ from foreword.runner.graphs import CudaRecorder, Recorder
 from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import lay_out
 from foreword.runner.memory import KVMemory, count_blocks
+from foreword.runner.native.shelf import Shelf
 from foreword.runner.plain import PlainRunner
 from foreword.runner.products import PLAIN, listen, take_over
 from foreword.runner.runner import ModelCard, ModelRunner
@@ -145,14 +146,15 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     with listen(model) as heard:
         facts = survey(loaded.name, model)
     weight = next(model.parameters())
+    shelf = Shelf(cache_folder(config.cache_dir) / "kernels")
     products, is_helped = PLAIN, False
     if weight.device.type == "cpu":
-        is_helped = rowwise.take_over(model)
-        products = take_over(model, heard.families())
+        is_helped = rowwise.take_over(model, shelf)
+        products = take_over(model, heard.families(), shelf)
     layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
     memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
-    backend = choose(config.attention, Ground(facts=facts, memory=memory, exact=cache.exact))
+    backend = choose(config.attention, Ground(facts=facts, memory=memory, exact=cache.exact, shelf=shelf))
     card = replace(
         _card(
             loaded,

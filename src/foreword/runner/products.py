@@ -24,6 +24,7 @@ from foreword.runner.native import machine, product
 from foreword.runner.native.activation import Activation
 from foreword.runner.native.form import TILE_ROWS, tile_shapes
 from foreword.runner.native.product import COLUMNS, STEP, STRIP, Job
+from foreword.runner.native.shelf import NOWHERE, Shelf
 from foreword.runner.rowwise import Gate
 
 _LINE = 32
@@ -82,23 +83,23 @@ def listen(model: nn.Module) -> Generator[Heard]:
             hook.remove()
 
 
-def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]]) -> Products:
+def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]], shelf: Shelf = NOWHERE) -> Products:
     """Put a layer of ours in the place of each `nn.Linear` of a model on a CPU.
 
-    Not exact where a model keeps weights elsewhere (a mixture's experts, for one), whose rows may then still depend on
-    how many there are.
+    Machine code is kept on the shelf. Not exact where a model keeps weights elsewhere (a mixture's experts, for one),
+    whose rows may then still depend on how many there are.
     """
     linears = list(_linears(model))
     small = sum(linear.weight.nbytes for _, _, linear in linears) <= PACKED_BYTES
     ours: dict[int, nn.Module] = {}
     if small and machine.is_there() and machine.multiplies_tiles():
         for gate in (module for module in model.modules() if isinstance(module, Gate)):
-            ours.update(_join(gate))
+            ours.update(_join(gate, shelf))
         alone = [[linear] for _, _, linear in linears]
         for family in (*families, *alone):
             able = [linear for linear in family if id(linear) not in ours and _fits(linear)]
             if able:
-                laid = Laid(able)
+                laid = Laid(able, shelf=shelf)
                 ours.update((id(linear), TiledLinear(linear, laid, i)) for i, linear in enumerate(able))
     rest = [linear for _, _, linear in linears if id(linear) not in ours]
     for linear, menu in choose_menus(rest, packs=small):
@@ -113,13 +114,13 @@ def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]]) -> Prod
     )
 
 
-def _join(gate: Gate) -> dict[int, nn.Module]:
+def _join(gate: Gate, shelf: Shelf) -> dict[int, nn.Module]:
     """Have a gate and what it lets through made by one kernel, if it takes both; what stands in for their layers."""
     both = (gate.gate_proj, gate.up_proj)
     able = [linear for linear in both if isinstance(linear, nn.Linear) and _fits(linear)]
     if len(able) < len(both):
         return {}
-    laid = Laid(able, gate.kind)
+    laid = Laid(able, gate.kind, shelf)
     gate.together = lambda x: laid.result(x, 0)
     return {id(linear): JoinedLinear(linear) for linear in able}
 
@@ -135,7 +136,7 @@ class JoinedLinear(StandIn):
 class Laid:
     """Weights of one or more linear layers, laid out for the kernel as one."""
 
-    def __init__(self, linears: Sequence[nn.Linear], gate: Activation | None = None) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], gate: Activation | None = None, shelf: Shelf = NOWHERE) -> None:
         """With a gate: of two layers, a gate's and that of what it lets through; there is one result then."""
         inputs, wide = linears[0].in_features, [linear.out_features for linear in linears]
         blocks, steps = sum(wide) // COLUMNS, inputs // STEP
@@ -164,7 +165,7 @@ class Laid:
         )
         self._given: Tensor | None = None
         self._results: list[Tensor | None] = []
-        self._run = _kernel(gate).run
+        self._run = _kernel(gate, shelf).run
         self._job = machine.new_job(Job)
         self._job[Job.BLOCKS] = blocks
         self._job[Job.STEPS] = steps
@@ -250,9 +251,9 @@ def _apart(columns: int) -> int:
 
 
 @cache
-def _kernel(gate: Activation | None) -> machine.Compiled:
+def _kernel(gate: Activation | None, shelf: Shelf) -> machine.Compiled:
     """Compiled once in a process."""
-    return machine.Compiled("product" if gate is None else f"product, {gate}", product.write(gate))
+    return machine.Compiled("product" if gate is None else f"product, {gate}", product.write(gate), shelf)
 
 
 @cache

@@ -18,6 +18,7 @@ from foreword.runner import library
 from foreword.runner.native import machine, rowwise
 from foreword.runner.native.activation import Activation
 from foreword.runner.native.rowwise import STEP, Form, Job, Kind
+from foreword.runner.native.shelf import NOWHERE, Shelf
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _ROWS, _SCALES = 6, (1e-3, 1.0, 30.0)
@@ -31,11 +32,11 @@ _ALONE_NUMBERS = 2**14
 _ROTATION = "apply_rotary_pos_emb"
 
 
-def take_over(model: nn.Module) -> bool:
-    """Let kernels do what they can of a model on a CPU; whether there was anything."""
+def take_over(model: nn.Module, shelf: Shelf = NOWHERE) -> bool:
+    """Let kernels, kept on a shelf, do what they can of a model on a CPU; whether there was anything."""
     if not machine.is_there():
         return False
-    asked = _Asked()
+    asked = _Asked(shelf)
     found = False
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -55,12 +56,12 @@ def take_over(model: nn.Module) -> bool:
 class Norm(nn.Module):
     """Stands in for a norm by the root of the mean square, sharing its weight."""
 
-    def __init__(self, norm: nn.Module, kind: Kind, plus: float) -> None:
+    def __init__(self, norm: nn.Module, kind: Kind, plus: float, shelf: Shelf = NOWHERE) -> None:
         """`plus` is what the library's code adds to the weight."""
         super().__init__()
         self.weight = cast("nn.Parameter", norm.weight)
         self._factors = self.weight.detach().float() + plus
-        self._work = Work(Form(kind, half=self.weight.dtype is torch.bfloat16))
+        self._work = Work(Form(kind, half=self.weight.dtype is torch.bfloat16), shelf)
         self._work.job[Job.Y] = self._factors.data_ptr()
         self._work.job[Job.Z] = struct.unpack("<I", struct.pack("<f", _epsilon(norm)))[0]
 
@@ -80,14 +81,14 @@ class Gate(nn.Module):
     up_proj: Callable[[Tensor], Tensor]
     down_proj: Callable[[Tensor], Tensor]
 
-    def __init__(self, mlp: nn.Module, kind: Activation, *, half: bool) -> None:
+    def __init__(self, mlp: nn.Module, kind: Activation, shelf: Shelf = NOWHERE, *, half: bool) -> None:
         super().__init__()
         self.kind: Activation = kind
         for name, child in mlp.named_children():
             self.add_module(name, child)
         self.together: Callable[[Tensor], Tensor] | None = None
         """Makes both products and what comes of them at once, where somebody can."""
-        self._work = Work(Form(kind, half=half))
+        self._work = Work(Form(kind, half=half), shelf)
 
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., size] to the same shape."""
@@ -105,10 +106,10 @@ class Gate(nn.Module):
 class Turn:
     """Stands in for a function that turns queries and keys by the angles of their positions."""
 
-    def __init__(self, theirs: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, theirs: Callable[..., tuple[Tensor, Tensor]], shelf: Shelf = NOWHERE) -> None:
         """`theirs` is called where a kernel cannot do it."""
         self._theirs = theirs
-        self._works = {dtype: Work(Form("turn", half=dtype is torch.bfloat16)) for dtype in _DTYPES}
+        self._works = {dtype: Work(Form("turn", half=dtype is torch.bfloat16), shelf) for dtype in _DTYPES}
 
     def __call__(
         self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *further: object, **named: object
@@ -134,9 +135,9 @@ class Turn:
 class Work:
     """A kernel and the job that it is given."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, shelf: Shelf) -> None:
         self.job = machine.new_job(Job)
-        self._code = _kernel(form)
+        self._code = _kernel(form, shelf)
 
     def run(self, extent: tuple[int, int, int], x: Tensor, out: Tensor, x_row: int) -> None:
         """Do it for so many rows of so many numbers, of which a row of `out` has a multiple.
@@ -158,7 +159,8 @@ class Work:
 class _Asked:
     """What the library's modules do, by their class, size and precision; each kind is asked once."""
 
-    def __init__(self) -> None:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
         self._norms: dict[object, tuple[Kind, float] | None] = {}
         self._gates: dict[object, Activation | None] = {}
         self._rotations: dict[object, Turn | None] = {}
@@ -171,9 +173,9 @@ class _Asked:
             return None
         key = (type(module), weight.shape, weight.dtype)
         if key not in self._norms:
-            self._norms[key] = _ask_norm(module, weight)
+            self._norms[key] = _ask_norm(module, weight, self._shelf)
         found = self._norms[key]
-        return None if found is None else Norm(module, *found)
+        return None if found is None else Norm(module, *found, self._shelf)
 
     def gate(self, module: nn.Module) -> Gate | None:
         """What may take the place of a module, if that is a gated MLP."""
@@ -185,18 +187,18 @@ class _Asked:
             return None
         key = (type(module), type(children["act_fn"]), up.weight.shape, up.weight.dtype)
         if key not in self._gates:
-            self._gates[key] = _ask_gate(module, up.weight)
+            self._gates[key] = _ask_gate(module, up.weight, self._shelf)
         found = self._gates[key]
-        return None if found is None else Gate(module, found, half=up.weight.dtype is torch.bfloat16)
+        return None if found is None else Gate(module, found, self._shelf, half=up.weight.dtype is torch.bfloat16)
 
     def rotation(self, theirs: Callable[..., tuple[Tensor, Tensor]]) -> Turn | None:
         """What may take the place of a function, if that turns neighbouring halves."""
         if theirs not in self._rotations:
-            self._rotations[theirs] = _ask_rotation(theirs)
+            self._rotations[theirs] = _ask_rotation(theirs, self._shelf)
         return self._rotations[theirs]
 
 
-def _ask_norm(module: nn.Module, weight: Tensor) -> tuple[Kind, float] | None:
+def _ask_norm(module: nn.Module, weight: Tensor, shelf: Shelf) -> tuple[Kind, float] | None:
     """Which norm it is, whatever its weights: of those that come out alike, the one with most bits the same."""
     best: tuple[float, tuple[Kind, float]] | None = None
     module = deepcopy(module)
@@ -207,7 +209,7 @@ def _ask_norm(module: nn.Module, weight: Tensor) -> tuple[Kind, float] | None:
     kinds: tuple[Kind, ...] = ("norm", "late norm")
     for kind in kinds:
         for plus in (0.0, 1.0):
-            ours = Norm(module, kind, plus)(x)
+            ours = Norm(module, kind, plus, shelf)(x)
             same = float((ours == theirs).float().mean())
             alike = bool(((ours - theirs).abs() <= _ALIKE[weight.dtype] * theirs.abs()).all())
             if alike and (best is None or same > best[0]):
@@ -215,21 +217,21 @@ def _ask_norm(module: nn.Module, weight: Tensor) -> tuple[Kind, float] | None:
     return None if best is None else best[1]
 
 
-def _ask_gate(module: nn.Module, up: Tensor) -> Activation | None:
+def _ask_gate(module: nn.Module, up: Tensor, shelf: Shelf) -> Activation | None:
     """Which activation its gate has."""
     x = torch.randn(_ROWS, up.shape[1], generator=_chance()).to(up.dtype)
     theirs = module(x).float()
     kinds: tuple[Activation, ...] = ("silu", "gelu")
     for kind in kinds:
-        ours = Gate(module, kind, half=up.dtype is torch.bfloat16)(x).float()
+        ours = Gate(module, kind, shelf, half=up.dtype is torch.bfloat16)(x).float()
         if (ours - theirs).norm() <= _ALIKE[up.dtype] * theirs.norm():
             return kind
     return None
 
 
-def _ask_rotation(theirs: Callable[..., tuple[Tensor, Tensor]]) -> Turn | None:
+def _ask_rotation(theirs: Callable[..., tuple[Tensor, Tensor]], shelf: Shelf) -> Turn | None:
     """Whether it does what the kernel does, to the bit."""
-    ours = Turn(theirs)
+    ours = Turn(theirs, shelf)
     for dtype in _DTYPES:
         states = torch.randn(1, _ROWS, 3, 2 * STEP, generator=_chance()).to(dtype).transpose(1, 2)
         cos, sin = torch.randn(2, 1, _ROWS, 2 * STEP, generator=_chance()).to(dtype)
@@ -269,6 +271,6 @@ def _chance() -> torch.Generator:
 
 
 @cache
-def _kernel(form: Form) -> machine.Compiled:
+def _kernel(form: Form, shelf: Shelf) -> machine.Compiled:
     """Compiled once in a process."""
-    return machine.Compiled(form.kind, rowwise.write(form))
+    return machine.Compiled(form.kind, rowwise.write(form), shelf)

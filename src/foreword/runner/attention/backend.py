@@ -7,6 +7,7 @@ from typing import Protocol
 from foreword.runner.attention.call import LayerFacts, Step
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
+from foreword.runner.native.shelf import NOWHERE, Shelf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,8 @@ class Ground:
     memory: KVMemory
     exact: bool = False
     """Whether `--exact` asks that a row's bits depend on its own tokens and positions only."""
+    shelf: Shelf = NOWHERE
+    """Where machine code is kept."""
 
     @property
     def slots(self) -> Mapping[int, int]:

@@ -19,6 +19,7 @@ from foreword.runner.native import machine, store
 from foreword.runner.native.form import CHUNK, Form, Job, Scratch
 from foreword.runner.native.machine import new_job
 from foreword.runner.native.paged import write
+from foreword.runner.native.shelf import Shelf
 from foreword.runner.native.writer import LANES, LOG2_E
 
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -48,17 +49,17 @@ def obstacle(ground: Ground) -> str | None:
 def make(ground: Ground) -> "LlvmBackend":
     """Compile kernels for each kind of layer."""
     forms = {fact.layer: _form(fact, ground.memory) for fact in ground.facts}
-    return LlvmBackend(ground, ground.memory, {layer: _kernel(form) for layer, form in forms.items()})
+    return LlvmBackend(ground, ground.memory, {layer: _kernel(form, ground.shelf) for layer, form in forms.items()})
 
 
 class Kernel:
     """Machine code for one kind of layer."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, shelf: Shelf) -> None:
         self.form = form
         self.scratch_bytes = Scratch(form).size
-        self.attend = machine.Compiled("attention", write(form))
-        self.store = _store(form)
+        self.attend = machine.Compiled("attention", write(form), shelf)
+        self.store = _store(form, shelf)
 
 
 class LlvmBackend:
@@ -223,25 +224,26 @@ def _near(states: Tensor) -> Tensor:
     return states if states.stride(2) == 1 else states.contiguous()
 
 
-def _store(form: Form) -> machine.Compiled:
+def _store(form: Form, shelf: Shelf) -> machine.Compiled:
     """Layers that store alike have one kernel."""
     element = 2 if form.half else 4
     key_bytes, value_bytes = form.key_dim * element, form.value_dim * element
     return _store_code(
-        store.Form(kv_heads=form.kv_heads, key_bytes=key_bytes, value_bytes=value_bytes, block_size=form.block_size)
+        store.Form(kv_heads=form.kv_heads, key_bytes=key_bytes, value_bytes=value_bytes, block_size=form.block_size),
+        shelf,
     )
 
 
 @cache
-def _store_code(form: store.Form) -> machine.Compiled:
+def _store_code(form: store.Form, shelf: Shelf) -> machine.Compiled:
     """Compiled once in a process."""
-    return machine.Compiled("store", store.write(form))
+    return machine.Compiled("store", store.write(form), shelf)
 
 
 @cache
-def _kernel(form: Form) -> Kernel:
+def _kernel(form: Form, shelf: Shelf) -> Kernel:
     """Compiled once in a process."""
-    return Kernel(form)
+    return Kernel(form, shelf)
 
 
 def _form(fact: LayerFacts, memory: KVMemory) -> Form:

@@ -3,8 +3,10 @@
 import ctypes
 import importlib
 import sys
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +16,14 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage]  nothing public says who listens
 )
 
+from foreword.runner.native.shelf import NOWHERE, Shelf
+
 Job = ctypes.Array[ctypes.c_int64]
 """What a kernel is given: integers and addresses."""
 _ARCH_PRCTL, _ASK_FOR_FEATURE, _TILE_DATA = 158, 0x1023, 18
 """Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
+_LEVEL = 3
+"""How much is optimised."""
 
 
 @cache
@@ -55,17 +61,20 @@ class Witness(TorchDispatchMode):
 class Compiled:
     """A module's function `work(job)`, as machine code."""
 
-    def __init__(self, name: str, text: str) -> None:
-        """Compile. Takes some tenths of a second; `name` is for people."""
+    def __init__(self, name: str, text: str, shelf: Shelf = NOWHERE) -> None:
+        """Take it from the shelf, or compile it, which takes some tenths of a second; `name` is for people."""
         self.name = name
-        llvm = _llvm()
-        module = llvm.parse_assembly(text)
-        module.verify()
-        host = {"cpu": llvm.get_host_cpu_name(), "features": llvm.get_host_cpu_features().flatten()}
-        target = llvm.Target.from_default_triple().create_target_machine(opt=3, **host)
-        passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=3))
-        passes.getModulePassManager().run(module, passes)
-        self._engine = llvm.create_mcjit_compiler(module, target)
+        llvm, host = _llvm(), _host()
+        target = llvm.Target.from_triple(host["triple"]).create_target_machine(
+            opt=_LEVEL, cpu=host["cpu"], features=host["features"]
+        )
+        key = sha256("\n".join((*host.values(), text)).encode()).hexdigest()
+        code = shelf.find(key)
+        if code is None:
+            code = _compile(text, target)
+            shelf.put(key, code)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         self._address = self._engine.get_function_address("work")
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
@@ -86,6 +95,28 @@ class Compiled:
             self._alone(ctypes.addressof(job))
         else:
             team(self._address, ctypes.addressof(job), threads, 0)
+
+
+def _compile(text: str, target: Any) -> bytes:
+    """An object file."""
+    llvm = _llvm()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=_LEVEL))
+    passes.getModulePassManager().run(module, passes)
+    return target.emit_object(module)
+
+
+@cache
+def _host() -> Mapping[str, str]:
+    """What machine code depends on beside its text: the processor at hand, and who compiles for it, and how."""
+    llvm, package = _llvm(), importlib.import_module("llvmlite")
+    return {
+        "triple": llvm.get_default_triple(),
+        "cpu": llvm.get_host_cpu_name(),
+        "features": llvm.get_host_cpu_features().flatten(),
+        "compiler": f"llvmlite {package.__version__}, LLVM {llvm.llvm_version_info}, level {_LEVEL}",
+    }
 
 
 def new_job(fields: type[IntEnum]) -> Job:

@@ -1,0 +1,89 @@
+"""Machine code is kept from one start to the next: only whole, and only what nobody else can have written."""
+
+import ctypes
+import logging
+from pathlib import Path
+
+import pytest
+
+from foreword.runner.native import machine
+from foreword.runner.native.shelf import NOWHERE, Shelf
+
+STORES = """
+define void @work(ptr %job) {{
+  store i64 {number}, ptr %job
+  ret void
+}}
+"""
+
+
+def stores(number: int, shelf: Shelf) -> int:
+    """What a kernel leaves in its job that is written to leave this number."""
+    job = (ctypes.c_int64 * 1)()
+    machine.Compiled("stores", STORES.format(number=number), shelf).run(job, 1)
+    return job[0]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "kernels")
+
+
+def files(shelf: Shelf) -> list[Path]:
+    assert shelf.folder is not None
+    return sorted(shelf.folder.iterdir())
+
+
+def test_what_was_compiled_once_is_taken_from_the_shelf(shelf: Shelf) -> None:
+    assert stores(1, shelf) == 1
+    (one,) = files(shelf)
+    assert stores(2, shelf) == 2
+    (two,) = set(files(shelf)) - {one}
+    assert stores(1, shelf) == 1
+    assert len(files(shelf)) == 2
+    one.write_bytes(two.read_bytes())
+    assert stores(1, shelf) == 2, "the code is what lies there, under the name of another"
+
+
+def test_code_of_another_processor_is_not_ours(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores(1, shelf)
+    host = dict(machine._host())
+    monkeypatch.setattr(machine, "_host", lambda: {**host, "compiler": "another one"})
+    assert stores(1, shelf) == 1
+    assert len(files(shelf)) == 2
+
+
+@pytest.mark.parametrize("keep", [0, 31, 32, 100, -1])
+def test_a_torn_file_is_compiled_anew(shelf: Shelf, keep: int) -> None:
+    stores(1, shelf)
+    (file,) = files(shelf)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:keep])
+    assert stores(1, shelf) == 1
+    assert file.read_bytes() == whole
+
+
+def test_a_file_that_others_may_write_to_is_not_run(shelf: Shelf) -> None:
+    stores(1, shelf)
+    stores(2, shelf)
+    one, two = files(shelf)
+    changed = one.read_bytes(), two.read_bytes()
+    for file, content in zip((one, two), reversed(changed), strict=True):
+        file.write_bytes(content)
+        file.chmod(0o666)
+    assert (stores(1, shelf), stores(2, shelf)) == (1, 2)
+    assert (one.read_bytes(), two.read_bytes()) == changed
+    assert {file.stat().st_mode & 0o777 for file in files(shelf)} == {0o600}
+
+
+def test_a_folder_that_cannot_be_written_to_costs_time_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "kernels").write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        assert stores(1, Shelf(tmp_path / "kernels")) == 1
+    assert "machine code is not kept" in caplog.text
+
+
+def test_nothing_is_kept_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert stores(1, NOWHERE) == 1
+    assert not list(tmp_path.iterdir())
