@@ -17,7 +17,7 @@ sys.argv[0] = "foreword"
 try:
     main()
 finally:
-    print("LOADED", {"torch", "transformers", "fastapi"} & set(sys.modules))
+    print("LOADED", {"torch", "transformers", "fastapi", "httpx"} & set(sys.modules))
 """
 
 

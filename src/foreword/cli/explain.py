@@ -12,7 +12,6 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from foreword.base.errors import ConfigError
-from foreword.cli.remote import Remote
 
 _CONTEXT_CHARS = 400
 _FORMS = ("messages", "prompt", "ids")
@@ -34,6 +33,8 @@ class Explain:
 
     def run(self) -> int:
         """Ask and print."""
+        from foreword.cli.remote import Remote
+
         body = _read(self.prompt)
         remote = Remote(self.url, self.api_key)
         found = remote.post("/v1/cache/lookup", body)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,7 +12,9 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from foreword.base.errors import ConfigError
-from foreword.cli.remote import Remote
+
+if TYPE_CHECKING:
+    from foreword.cli.remote import Remote
 
 _NUM_REQUESTS = 12
 _NUM_PREFIXES = 6
@@ -39,6 +41,8 @@ class Inspect:
 
     def run(self) -> int:
         """Look."""
+        from foreword.cli.remote import Remote
+
         if not self.every >= 0.1:
             raise ConfigError(f"every is {self.every}; at least 0.1 seconds lie between two looks")
         remote = Remote(self.url, self.api_key)
@@ -52,7 +56,7 @@ class Inspect:
                 live.update(_page(remote), refresh=True)
 
 
-def _page(remote: Remote) -> RenderableType:
+def _page(remote: "Remote") -> RenderableType:
     state = remote.get("/v1/cache")
     whole = "totals" in state
     parts: list[RenderableType] = [_head(remote, state), _whole(state) if whole else _own(state)]
@@ -68,7 +72,7 @@ def _page(remote: Remote) -> RenderableType:
     return Group(*parts)
 
 
-def _head(remote: Remote, state: Mapping[str, Any]) -> RenderableType:
+def _head(remote: "Remote", state: Mapping[str, Any]) -> RenderableType:
     cache = "[green]on[/]" if state["enabled"] else "[red]off[/]"
     why = "" if state["not_cacheable"] is None else f" ({state['not_cacheable']})"
     return Text.from_markup(f"[bold]{state['model']}[/] at {remote.url}, cache {cache}") + Text(why)
