@@ -24,9 +24,9 @@ def on_a_card(*layers: Layer, exact: bool = False, dtype: torch.dtype = torch.bf
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "_capability", lambda device: 9)
-    real = varlen._is_there
-    monkeypatch.setattr(varlen, "_is_there", lambda module: module == KERNELS[9].package or real(module))
+    monkeypatch.setattr(varlen, "capability", lambda device: 9)
+    real = varlen.is_there
+    monkeypatch.setattr(varlen, "is_there", lambda module: module == KERNELS[9].package or real(module))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -51,9 +51,9 @@ def test_a_release_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "_capability", lambda device: 8)
+    monkeypatch.setattr(varlen, "capability", lambda device: 8)
     assert "Hopper and Blackwell" in str(obstacle(on_a_card()))
-    monkeypatch.setattr(varlen, "_capability", lambda device: 10)
+    monkeypatch.setattr(varlen, "capability", lambda device: 10)
     assert obstacle(on_a_card()) == "the package that brings flash_attn.cute (FA4) is not installed"
 
 

@@ -12,7 +12,7 @@ from foreword.base.errors import ConfigError
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionName = Literal["auto", "triton", "varlen", "llvm", "sdpa"]
+AttentionName = Literal["auto", "triton", "varlen", "flashinfer", "flash-attn", "llvm", "sdpa"]
 
 MAX_TTL_S = 31 * 24 * 60 * 60
 """The longest time, in seconds, for which anybody can ask to keep a prefix."""

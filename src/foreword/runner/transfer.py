@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 
+def pin(numbers: Tensor, device: torch.device) -> Tensor:
+    """A host tensor where a copy to the device need not wait."""
+    return numbers.pin_memory() if device.type == "cuda" else numbers
+
+
 def send(numbers: Tensor, device: torch.device) -> Tensor:
     """A host tensor on the device, by one copy that nobody waits for."""
-    if device.type == "cuda":
-        numbers = numbers.pin_memory()
-    return numbers.to(device, non_blocking=True)
+    return pin(numbers, device).to(device, non_blocking=True)
 
 
 def staging(target: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from foreword.base.errors import ConfigError
-from foreword.runner.attention import llvm, sdpa, triton, varlen
+from foreword.runner.attention import flash_attn, flashinfer, llvm, sdpa, triton, varlen
 from foreword.runner.attention.backend import Backend, Ground
 
 _log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ class Candidate:
 CANDIDATES: tuple[Candidate, ...] = (
     Candidate("triton", triton.obstacle, triton.make),
     Candidate("varlen", varlen.obstacle, varlen.make),
+    Candidate("flashinfer", flashinfer.obstacle, flashinfer.make),
+    Candidate("flash-attn", flash_attn.obstacle, flash_attn.make),
     Candidate("llvm", llvm.obstacle, llvm.make),
     Candidate("sdpa", sdpa.obstacle, sdpa.make),
 )
