@@ -1,11 +1,13 @@
 """Arguments: help without torch, one-line errors, every setting a flag."""
 
 import dataclasses
+import gc
 import time
 
 import pytest
 
 from foreword.base.config import CacheConfig, ModelConfig, ScheduleConfig, ServerConfig
+from foreword.cli.libraries import uncollected
 from foreword.cli.serve import Serve
 from foreword.cli.verbs import parse
 from tests.cli.conftest import Cli, spawn
@@ -116,3 +118,24 @@ def test_the_libraries_are_left_out_of_the_collectors_rounds_and_nothing_later_i
     for before, on in (("on", True), ("off", False)):
         out, _ = spawn(before, code=LIBRARIES).communicate(timeout=60)
         assert out.split() == ["True", str(on), "True"]
+
+
+def test_the_collector_is_as_it_was_after_work_without_it() -> None:
+    def off_within(*, fails: bool) -> bool:
+        try:
+            with uncollected(), uncollected():
+                assert not gc.isenabled()
+                if fails:
+                    raise KeyError
+        except KeyError:
+            assert fails
+        return gc.isenabled()
+
+    assert gc.isenabled()
+    assert off_within(fails=False)
+    assert off_within(fails=True)
+    gc.disable()
+    try:
+        assert not off_within(fails=False)
+    finally:
+        gc.enable()

@@ -7,17 +7,20 @@ import os
 import sys
 
 from foreword.base.errors import ForewordError
+from foreword.cli.libraries import uncollected
 
 __all__ = ["main"]
 
 
 def main() -> int:
     """Run `foreword` with the process's arguments; the exit status: 0, 2 for an error that a person can mend."""
-    from foreword.cli.verbs import parse  # after the name is known to be ours: a library user never pays for it
-
     _set_defaults()
     try:
-        return parse(sys.argv[1:]).run()
+        with uncollected():
+            from foreword.cli.verbs import parse  # after the name is known to be ours: a library user never pays for it
+
+            verb = parse(sys.argv[1:])
+        return verb.run()
     except ForewordError as error:
         print(f"foreword: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -14,6 +14,7 @@ from foreword.assemble import Assembly, assemble
 from foreword.base.config import Config, ScheduleConfig
 from foreword.base.errors import ConfigError, StepFailed
 from foreword.cli.flags import CacheFlags, ModelFlags
+from foreword.cli.libraries import uncollected
 from foreword.cli.loading import loading
 from foreword.front.ask import Ask
 from foreword.front.front import Front
@@ -65,7 +66,8 @@ class Demo:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         progress = Console(stderr=True)
         with loading(progress, "Loading the model") as tell:
-            assembly = assemble(Config(model=self.model, cache=self.cache, schedule=self.schedule), tell)
+            with uncollected():
+                assembly = assemble(Config(model=self.model, cache=self.cache, schedule=self.schedule), tell)
             tell(f"Sending {self.requests} requests over one prefix of {self.prefix_tokens} tokens")
             report = _experiment(assembly, self)
         assembly.close()

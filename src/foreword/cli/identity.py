@@ -11,6 +11,7 @@ from foreword.assemble import Identity as ModelIdentity
 from foreword.assemble import identify
 from foreword.base.config import CacheConfig, Config
 from foreword.cli.flags import ModelFlags
+from foreword.cli.libraries import uncollected
 from foreword.cli.loading import loading
 
 
@@ -30,7 +31,7 @@ class Identity:
     def run(self) -> int:
         """Load the model, print, and be done."""
         cache = CacheConfig(block_size=self.block_size, kv_cache="1")  # nothing is computed
-        with loading(Console(stderr=True), "Reading the model") as tell:
+        with loading(Console(stderr=True), "Reading the model") as tell, uncollected():
             found = identify(Config(model=self.model, cache=cache), tell)
         if self.json:
             print(json_module.dumps(_as_json(found), indent=2))

@@ -20,6 +20,7 @@ from foreword.assemble import Assembly, assemble
 from foreword.base.config import Config, ScheduleConfig, ServerConfig
 from foreword.base.errors import amount
 from foreword.cli.flags import CacheFlags, ModelFlags
+from foreword.cli.libraries import uncollected
 from foreword.cli.loading import loading
 from foreword.cli.tracing import tracing
 from foreword.engine.sockets import Several
@@ -45,26 +46,27 @@ class Serve:
 
     def run(self) -> int:
         """Serve until stopped."""
-        from foreword.server import KeyFile, Listener, Warmup, create_app, mark_heads, read_heads, read_warm, serving
-        from foreword.telemetry import Metrics
+        with uncollected():
+            from foreword import server
+            from foreword.telemetry import Metrics
 
         _log_to_stderr()
         signal.signal(signal.SIGTERM, _as_interrupt)
         config = Config(model=self.model, cache=self.cache, schedule=self.schedule, server=self.server)
         console, metrics = Console(), Metrics()
         # All that can be wrong at once comes before the model, which takes its time.
-        listener = Listener(self.server)
-        keys = KeyFile(self.server.api_keys) if self.server.api_keys is not None else None
-        heads = read_heads(self.server.public_heads) if self.server.public_heads is not None else ()
-        prompts = read_warm(self.server.warm, keys) if self.server.warm is not None else ()
+        listener = server.Listener(self.server)
+        keys = server.KeyFile(self.server.api_keys) if self.server.api_keys is not None else None
+        heads = server.read_heads(self.server.public_heads) if self.server.public_heads is not None else ()
+        prompts = server.read_warm(self.server.warm, keys) if self.server.warm is not None else ()
         spans = tracing(os.environ)
         observer = metrics if spans is None else Several(metrics, spans)
-        with loading(console, "Loading the model") as tell:
+        with loading(console, "Loading the model") as tell, uncollected():
             assembly = assemble(config, tell, observer, None if keys is None else keys.keys.shares())
-            mark_heads(assembly.operator, heads)
-        warmup = Warmup(assembly.keeper, prompts)
+            server.mark_heads(assembly.operator, heads)
+        warmup = server.Warmup(assembly.keeper, prompts)
         warmup.start()
-        app = create_app(serving(assembly, metrics, keys, warmup.done))
+        app = server.create_app(server.serving(assembly, metrics, keys, warmup.done))
         tenants = None if keys is None else sorted(keys.keys.tenants)
         Thread(target=_say_what_is_served, args=(console, assembly, listener, tenants), daemon=True).start()
         with suppress(KeyboardInterrupt):  # a signal in the moment between the web server's end and here
