@@ -8,6 +8,7 @@ from foreword.runner import library
 from foreword.runner.attention.interface import attend
 from foreword.runner.loader import Loaded, equip
 from tests.parity.desk import Desk, random_cuts, random_tokens
+from tests.parity.test_depth import Faulty, Run
 from tests.runner.models import CONFIGS, build, own_logits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
@@ -55,3 +56,14 @@ def test_recorded_steps_answer_as_usual_ones() -> None:
         answers.append(desk.answer([desk.open(prompt, room=8) for prompt in prompts], 6))
         runner.record(None)
     assert answers[0] == answers[1]
+
+
+def test_two_steps_under_way_answer_as_one() -> None:
+    model = build(CONFIGS["llama"]()).cuda()
+    library.register_attention(attend)
+    library.use_attention(model)
+    runner = equip(Loaded(name="tiny", directory=None, model=model), ModelConfig(), CacheConfig(kv_cache="64"))
+    assert runner.depth == 2
+    one, two = (Run(Faulty(runner, depth), 64).go().samples for depth in (1, 2))
+    for name, samples in one.items():
+        assert [sample.token for sample in two[name]] == [sample.token for sample in samples]

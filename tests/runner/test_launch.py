@@ -4,8 +4,10 @@ There is no card here. PyTorch's meta device stands in for one: its tensors have
 one fails. Copies to it that somebody would wait for on a card are noticed on their way.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from foreword.base.ids import PENDING_TOKEN, BlockId, RequestId
 from foreword.base.params import Sampling
 from foreword.cache.orders import Copy
 from foreword.runner import library, sampler
-from foreword.runner.attention import sdpa
+from foreword.runner.attention import flash_attn, flashinfer, sdpa
 from foreword.runner.attention.backend import Backend, Ground
 from foreword.runner.attention.interface import attend
 from foreword.runner.attention.triton import TritonBackend
@@ -142,6 +144,39 @@ def make_varlen(ground: Ground) -> Backend:
     return backend
 
 
+def _with(module: str, name: str, member: Any, make: Callable[[Ground], Backend], ground: Ground) -> Backend:
+    """Make a backend where a library's module has this member."""
+    with pytest.MonkeyPatch.context() as patch:
+        theirs = ModuleType(module)
+        theirs.__dict__[name] = member
+        for part in (module.partition(".")[0], module):
+            patch.setitem(sys.modules, part, theirs)
+        return make(ground)
+
+
+def make_flash_attn(ground: Ground) -> Backend:
+    def function(q: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.empty_like(q)
+
+    return _with("flash_attn.flash_attn_interface", "flash_attn_varlen_func", function, flash_attn.make, ground)
+
+
+def make_flashinfer(ground: Ground) -> Backend:
+    class Wrapper:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def plan(self, *told: Any, **_: Any) -> None:
+            firsts, pages, blocks, last = told[:4]
+            assert firsts.device.type == pages.device.type == last.device.type == "cpu"
+            assert blocks.device == META
+
+        def run(self, query: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor:
+            return torch.empty_like(query)
+
+    return _with("flashinfer", "BatchPrefillWithPagedKVCacheWrapper", Wrapper, flashinfer.make, ground)
+
+
 def make_triton(ground: Ground) -> Backend:
     backend = TritonBackend(ground, ground.memory, least_saved=1)
     backend.kernels = Unlaunched(backend.kernels)
@@ -195,7 +230,7 @@ def launch_some(watch: NobodyWaits, make: Callable[[Ground], Backend], recorder:
     return runner
 
 
-@pytest.mark.parametrize("make", [make_sdpa, make_varlen, make_triton], ids=["sdpa", "varlen", "triton"])
+@pytest.mark.parametrize("make", [make_sdpa, make_varlen, make_flash_attn, make_flashinfer, make_triton])
 def test_a_launch_reads_nothing_back_and_waits_for_no_copy(
     make: Callable[[Ground], Backend], without_numbers: NobodyWaits
 ) -> None:

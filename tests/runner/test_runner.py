@@ -25,6 +25,7 @@ def chunk(name: str, start: int, *tokens: int, first_block: int = 0, draw: Draw 
 def test_it_fits_the_socket(runner: ModelRunner) -> None:
     socket: Runner = runner
     assert isinstance(socket.launch(Plan(0, (chunk("a", 0, 5, 6),))).land(), StepResult)
+    assert socket.depth == (2 if runner.memory.buffer.device.type == "cuda" else 1)
 
 
 def test_only_chunks_that_draw_bring_a_sample(runner: ModelRunner) -> None:
