@@ -173,6 +173,26 @@ def test_what_looks_at_numbers_is_refused(work: Callable[[], torch.Tensor]) -> N
         TapeRecorder().record(work)
 
 
+def test_what_a_step_writes_on_its_way_takes_little_memory() -> None:
+    x = torch.ones(1000)
+
+    def work() -> torch.Tensor:
+        y = x
+        for _ in range(50):
+            y = torch.empty_like(y).copy_(y) + 1
+        return y
+
+    recorder = TapeRecorder()
+    tape, first = recorder.record(work)
+    assert torch.equal(first, torch.full((1000,), 51.0))
+    before = recorder.num_bytes
+    assert 0 < before <= 4 * 4096, "a few of fifty"
+    again, _ = recorder.record(work)
+    assert recorder.num_bytes <= before + 4096, "the next tape uses the same, all but what comes out"
+    x.fill_(2)
+    assert torch.equal(tape.replay(), again.replay())
+
+
 def test_what_does_not_come_out_again_is_refused() -> None:
     x = X.clone()
 

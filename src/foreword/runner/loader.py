@@ -36,7 +36,7 @@ from foreword.runner.trial import try_out, try_out_plain
 
 _log = logging.getLogger(__name__)
 _RECORDED_BYTES = 2**30
-"""Of a model's weights on a CPU; what a recorded step writes on its way is kept, and grows with them."""
+"""Weights of a model whose steps are recorded on a CPU: those of a larger one take long beside Python's part."""
 _R = TypeVar("_R", ModelRunner, PlainRunner)
 
 

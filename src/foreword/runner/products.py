@@ -189,10 +189,9 @@ class Laid:
 
     def _multiply(self, x: Tensor) -> list[Tensor | None]:
         shape, job = x.shape[:-1], self._job
-        x = x.flatten(0, -2)
-        if x.stride(1) != 1:
+        if x.stride(-1) != 1 or shape[:-1].numel() != 1:
             x = x.contiguous()
-        rows = len(x)
+        rows = shape.numel()
         out = x.new_empty(rows * sum(self._apart))
         job[Job.NEXT] = 0
         job[Job.ROWS] = rows
@@ -200,13 +199,22 @@ class Laid:
         job[Job.PANEL] = _panel(job[Job.BLOCKS], job[Job.STEPS] * STEP, rows)
         job[Job.ITEMS] = -(-job[Job.BLOCKS] // job[Job.PANEL]) * job[Job.STRIPS]
         job[Job.X] = x.data_ptr()
-        job[Job.X_ROW] = 2 * x.stride(0)
+        job[Job.X_ROW] = 2 * x.stride(-2)
         job[Job.OUT] = out.data_ptr()
         job[Job.TILES] = _shapes(min(rows, TILE_ROWS))[1]
         self._run(job, torch.get_num_threads())
-        parts = torch.split_with_sizes(out, [rows * apart for apart in self._apart])
-        wide = zip(parts, self._apart, self.columns, strict=True)
-        return [part.view(*shape, apart)[..., :columns] for part, apart, columns in wide]
+        begins = accumulate((rows * apart for apart in self._apart), initial=0)
+        wide = zip(self.columns, self._apart, begins, strict=False)
+        return [out.as_strided((*shape, columns), _strides(shape, apart), begin) for columns, apart, begin in wide]
+
+
+def _strides(shape: torch.Size, apart: int) -> tuple[int, ...]:
+    """Of vectors in this shape, each `apart` numbers after the one before."""
+    strides = [1]
+    for size in reversed(shape):
+        strides.insert(0, apart)
+        apart *= size
+    return tuple(strides)
 
 
 class TiledLinear(StandIn):

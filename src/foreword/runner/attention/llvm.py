@@ -149,7 +149,7 @@ class LlvmStep:
         query, key, value = (_near(states) for states in (call.query, call.key, call.value))
         out = value.new_empty(self._rows, query.shape[0], value.shape[2])
         if self._rows > self._used:
-            out[self._used :] = 0
+            out[self._used :].zero_()
         sinks = None if call.scoring.sinks is None else call.scoring.sinks.float() * LOG2_E
         self._describe(call, kernel.form)
         self._put_away(kernel, key, value)
