@@ -161,6 +161,20 @@ def test_a_step_that_fails_takes_the_one_behind_it_along_and_each_request_runs_a
     assert house.cache.state().held == 0
 
 
+def test_who_wants_the_same_blocks_waits_for_whoever_computes_them() -> None:
+    head = [i % 7 for i in range(21)]
+    prompts = [[*head, i % 7, i % 3, i % 5] for i in range(16)]
+    computed = list[int]()
+    for depth in (1, 2):
+        house = House(depth, running=16)
+        for i, prompt in enumerate(prompts):
+            house.ask(str(i), prompt, 3)
+        house.drain()
+        assert all(house.tokens[str(i)] == answer(prompt, 3) for i, prompt in enumerate(prompts))
+        computed.append(house.computed)
+    assert computed[0] == computed[1] <= 24 + 15 * 4, "one computes the head, the others what lies behind five blocks"
+
+
 @dataclass
 class Times:
     """An observer that adds up."""
