@@ -130,6 +130,25 @@ def test_company_on_shared_blocks_does_not_show(
         assert torch.equal(alone, together[rows])
 
 
+@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("sight", [Sight(window=24), Sight(window=100), Sight(chunk=32)], ids=str)
+@pytest.mark.parametrize("chunks", [((128, 38), (129, 2)), ((200, 40), (210, 5), (128, 32))], ids=str)
+def test_each_of_several_pieces_sees_through_its_own_window(
+    chunks: tuple[tuple[int, int], ...], sight: Sight, dtype: torch.dtype, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of many rows ends after the next one begins: the sight of what comes later may begin earlier."""
+    if not tiles:
+        monkeypatch.setattr(machine, "multiplies_tiles", lambda: False)
+    scene = Scene([Layer(key_dim=32, value_dim=32, sight=sight)], dtype)
+    backend = llvm.make(scene.ground)
+    segments, rows = scene.segments(*chunks, shared=128), sum(count for _, count in chunks)
+    (call,) = scene.calls(rows)
+    assert max(len(strip.parts) for strip in cut(segments, backend.positions[0], scene.size, CHUNK)) > 1
+    together = backend.begin(segments, rows).attend(call)
+    torch.testing.assert_close(together.float(), scene.expected(call, segments), atol=TOLERANCE[dtype], rtol=0)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_what_one_sharer_has_spoilt_reaches_no_other(dtype: torch.dtype) -> None:
     scene = Scene([LAYERS["three heads share"]], dtype)

@@ -62,8 +62,10 @@ def test_each_row_goes_by_each_of_its_keys_once(wanted: list[tuple[int, int, int
             for row in range(part.row, part.row + part.rows):
                 seen[row] = seen.get(row, 0) + 1
         for walk in strip.walks:
-            first = next(part for part in strip.parts if part.place == walk.place)
-            assert walk.row == first.row
+            inside = [part for part in strip.parts if walk.place <= part.place < walk.place + walk.rows]
+            at = {part.row + i: part.start + i for part in inside for i in range(part.rows)}
+            assert len(at) == walk.rows
+            assert (at[walk.row], at[walk.last]) == (min(at.values()), max(at.values()))
     assert seen == dict.fromkeys(range(sum(count for _, count, _, _ in wanted)), 1)
 
 
@@ -73,8 +75,8 @@ def test_what_is_shared_is_walked_by_once() -> None:
     assert sum(walked(strip) for strip in cut(strangers, MOST, SIZE, CHUNK)) == 4 * 201
     (strip,) = cut(sharers, MOST, SIZE, CHUNK)
     assert strip.walks == (
-        Walk(place=0, rows=4, begin=0, end=192, table=0, row=0),
-        *(Walk(place=i, rows=1, begin=192, end=201 + i, table=13 * i, row=i) for i in range(4)),
+        Walk(place=0, rows=4, begin=0, end=192, table=0, row=0, last=3),
+        *(Walk(place=i, rows=1, begin=192, end=201 + i, table=13 * i, row=i, last=i) for i in range(4)),
     )
 
 

@@ -198,7 +198,7 @@ class _Strips:
         self.strips = torch.zeros(most, 4, dtype=torch.int32)
         # A strip of several parts has a walk for each and one more.
         self.parts = torch.zeros(most, 4, dtype=torch.int32)
-        self.walks = torch.zeros(2 * most, 6, dtype=torch.int32)
+        self.walks = torch.zeros(2 * most, 7, dtype=torch.int32)
 
     def put(self, strips: Sequence[Strip]) -> None:
         """Take these in the place of others; there are not more parts than there may be strips."""

@@ -42,11 +42,13 @@ class Walk(NamedTuple):
     """Where the block table begins, among all tables."""
     row: int
     """The row of the batch that sees earliest."""
+    last: int
+    """The row of the batch whose sight begins last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows that are computed together. Positions rise from part to part, and so does what their rows see."""
+    """Rows that are computed together. Within a part positions rise, and so does where the rows' sight begins."""
 
     parts: tuple[Part, ...]
     walks: tuple[Walk, ...]
@@ -89,12 +91,14 @@ def _alone(segment: Segment, table: int, most: int) -> list[Strip]:
     strips: list[Strip] = []
     for done in range(0, segment.count, most):
         row, start, count = segment.row + done, segment.start + done, min(most, segment.count - done)
-        strips.append(Strip((Part(row, start, count, 0),), (Walk(0, count, 0, start + count, table, row),)))
+        strips.append(
+            Strip((Part(row, start, count, 0),), (Walk(0, count, 0, start + count, table, row, row + count - 1),))
+        )
     return strips
 
 
 def _together(members: list[tuple[Segment, int]], shared: int, most: int) -> list[Strip]:
-    """Strips of neighbours in order of position, none of more than `most` rows."""
+    """Strips of members in order of their first position, none of more than `most` rows."""
     strips: list[Strip] = []
     members.sort(key=lambda member: member[0].start)
     while members:
@@ -103,8 +107,10 @@ def _together(members: list[tuple[Segment, int]], shared: int, most: int) -> lis
         while members and place + members[0][0].count <= most:
             segment, table = members.pop(0)
             parts.append(Part(segment.row, segment.start, segment.count, place))
-            end = segment.start + segment.count
-            walks.append(Walk(place, segment.count, shared, end, table, segment.row))
+            end, last = segment.start + segment.count, segment.row + segment.count - 1
+            walks.append(Walk(place, segment.count, shared, end, table, segment.row, last))
             place += segment.count
-        strips.append(Strip(tuple(parts), (Walk(0, place, 0, shared, first_table, first.row), *walks)))
+        furthest = max(parts, key=lambda part: part.start + part.rows)
+        last = furthest.row + furthest.rows - 1
+        strips.append(Strip(tuple(parts), (Walk(0, place, 0, shared, first_table, first.row, last), *walks)))
     return strips

@@ -34,7 +34,7 @@ class Job(IntEnum):
     PARTS = 4
     """int32 [n, 4]."""
     WALKS = 5
-    """int32 [n, 6]."""
+    """int32 [n, 7]."""
     TABLES = 6
     """int32: block tables, one after the other."""
     FIRST_KEYS = 7

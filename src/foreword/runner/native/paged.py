@@ -104,8 +104,10 @@ class _Worker(Worker):
     def _walk(self, walk: Value) -> None:
         """Take some rows of the strip through keys that lie in one block table."""
         w, form = self.w, self.form
-        place, count, begin, self.end, self.table, row = self._numbers(Job.WALKS, walk, 6)
-        self.first_key = w.b.sext(w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(row, 4)), I64)
+        place, count, begin, self.end, self.table, row, last = self._numbers(Job.WALKS, walk, 7)
+        self.first_key, self.last_first_key = (
+            w.b.sext(w.load(I32, self.pointer(Job.FIRST_KEYS), w.times(one, 4)), I64) for one in (row, last)
+        )
         chunk = w.number(CHUNK)
         seen = w.b.mul(w.b.sdiv(self.first_key, chunk), chunk)
         first, rows = (w.times(number, form.group) for number in (place, count))
@@ -161,23 +163,22 @@ class _Worker(Worker):
             done = stop
 
     def _rows(self, row: Value, count: Value, base: Value, most: int) -> None:
-        """Take `count` rows through a chunk, by the functions for up to `most`, unless none of them sees any of it."""
+        """Take `count` rows through a chunk, by the functions for up to `most`, unless it comes after all of them.
+
+        Rows of several parts lie in no order where keys are shared. All of them come after those keys; but where their
+        sight begins, only the walk's own bounds say of all.
+        """
         w, scratch = self.w, self.places
         end = w.plus(base, CHUNK)
 
-        def read(part: int, index: Value) -> Value:
-            return w.b.sext(w.load(I32, self.memory, w.plus(w.times(index, 4), part)), I64)
+        def position(index: Value) -> Value:
+            return w.b.sext(w.load(I32, self.memory, w.plus(w.times(index, 4), scratch.position)), I64)
 
         last = w.plus(w.b.add(row, count), -1)
-        with w.b.if_then(
-            w.b.and_(
-                w.b.icmp_signed(">=", read(scratch.position, last), base),
-                w.b.icmp_signed("<", read(scratch.first_key, row), end),
-            )
-        ):
+        with w.b.if_then(w.b.icmp_signed(">=", position(last), base)):
             whole = w.b.and_(
-                w.b.icmp_signed(">=", w.plus(read(scratch.position, row), 1), end),
-                w.b.icmp_signed("<=", read(scratch.first_key, last), base),
+                w.b.icmp_signed(">=", w.plus(position(row), 1), end),
+                w.b.icmp_signed("<=", self.last_first_key, base),
             )
             scale, cap = (w.b.bitcast(w.b.trunc(self.field(field), I32), F32) for field in (Job.SCALE, Job.CAP))
             arguments = [self.memory, row, base, scale, cap, count]
