@@ -58,6 +58,14 @@ def test_limits_that_leave_one_token(limit: dict[str, float]) -> None:
         assert sample(logits, [draw(index, **settings)])[0].token == int(logits.argmax())
 
 
+@pytest.mark.parametrize("limit", [{}, {"top_k": 5}, {"top_p": 0.5}])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-300])
+def test_next_to_no_temperature_is_none_at_all(temperature: float, limit: dict[str, float]) -> None:
+    logits = 10 * rows(4)
+    draws = [draw(i, temperature=temperature, **limit) for i in range(4)]
+    assert [s.token for s in sample(logits, draws)] == logits.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 49}, {"top_p": 0.99999}])
 def test_frequencies_are_probabilities(settings: dict[str, float]) -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, *[-40.0] * 46])
@@ -119,7 +127,7 @@ def test_uniform_is_in_range_and_spread() -> None:
 
 def mass_alone(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What one row's tokens add up to, best first where an order is needed, cut where it is enough; and which."""
-    scaled = logits.double() / sampling.temperature
+    scaled = (logits.double() - float(logits.max())) / sampling.temperature
     tokens: torch.Tensor | None = None
     if 0 < sampling.top_k < scaled.shape[0]:
         scaled, tokens = torch.topk(scaled, sampling.top_k)

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,43 @@ def files(shelf: Shelf) -> list[Path]:
     return sorted(shelf.folder.iterdir())
 
 
-def test_what_was_compiled_once_is_taken_from_the_shelf(shelf: Shelf) -> None:
-    assert stores(1, shelf) == 1
-    (one,) = files(shelf)
-    assert stores(2, shelf) == 2
-    (two,) = set(files(shelf)) - {one}
-    assert stores(1, shelf) == 1
+def test_what_was_compiled_once_is_taken_from_the_shelf(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (stores(1, shelf), stores(2, shelf)) == (1, 2)
     assert len(files(shelf)) == 2
+    monkeypatch.setattr(machine, "_compile", lambda *_: pytest.fail("it is compiled again"))
+    assert (stores(1, shelf), stores(2, shelf)) == (1, 2)
+
+
+def test_code_under_the_name_of_another_is_compiled_anew(shelf: Shelf) -> None:
+    stores(1, shelf)
+    (one,) = files(shelf)
+    stores(2, shelf)
+    (two,) = set(files(shelf)) - {one}
+    whole = one.read_bytes()
     one.write_bytes(two.read_bytes())
-    assert stores(1, shelf) == 2, "the code is what lies there, under the name of another"
+    assert (stores(1, shelf), stores(2, shelf)) == (1, 2)
+    assert one.read_bytes() == whole != two.read_bytes()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(shelf: Shelf) -> None:
+    stores(1, shelf)
+    (file,) = files(shelf)
+    whole = file.read_bytes()
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    assert stores(1, shelf) == 1
+    assert file.read_bytes() == whole
+
+
+def test_what_cannot_be_put_in_its_place_leaves_nothing_behind(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+    stores(1, shelf)
+    (file,) = files(shelf)
+    file.unlink()
+    (file / "of somebody").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING):
+        assert stores(1, shelf) == 1
+    assert "machine code is not kept" in caplog.text
+    assert files(shelf) == [file]
 
 
 def test_code_of_another_processor_is_not_ours(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

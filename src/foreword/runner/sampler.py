@@ -89,7 +89,8 @@ def _numbers(draws: Sequence[Draw]) -> Tensor:
 def _pick(logits: Tensor, numbers: Tensor, kept: int) -> Tensor:
     """Inverse-transform sampling over rows [n, vocabulary], a token of each, [n]. `numbers` as from `_numbers`."""
     temperature, enough, chance = numbers[:, :, None]
-    scaled, order = logits.double() / temperature, None
+    # Less the best one first: a logit divided by next to nothing is infinite, and the best one's 0 is 0 by anything.
+    scaled, order = (logits.double() - logits.amax(dim=-1, keepdim=True)) / temperature, None
     if kept == logits.shape[1]:
         scaled, order = torch.sort(scaled, descending=True, stable=True)
     elif kept != _UNSORTED:

@@ -1,11 +1,13 @@
 """A folder where machine code is kept from one start to the next.
 
-What lies there is run as it is. So a file counts only if nobody but this user can have written it, and if it is whole:
-it begins with the digest of the rest. Whatever else is found there is as good as nothing, and is replaced.
+What lies there is run as it is. So a file counts only if nobody but this user can have written it, and if it is whole
+and what was put there under its name: it begins with a digest of both. Whatever else is found there is as good as
+nothing, and is replaced.
 """
 
 import logging
 import os
+import stat
 import tempfile
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -27,16 +29,18 @@ class Shelf:
         if self.folder is None:
             return None
         try:
-            with self._file(self.folder, key).open("rb") as opened:
+            # Nobody may ever write to the other end of a pipe: opening one must not wait for that.
+            with os.fdopen(os.open(self._file(self.folder, key), os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
                 status = os.fstat(opened.fileno())
-                if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
+                own = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+                if not own or not stat.S_ISREG(status.st_mode):
                     return None
                 found = opened.read()
         except OSError:
             return None
         size = sha256().digest_size
         digest, code = found[:size], found[size:]
-        return code if sha256(code).digest() == digest else None
+        return code if _digest(key, code) == digest else None
 
     def put(self, key: str, code: bytes) -> None:
         """Keep it, in one move. A folder that cannot be written to costs time at the next start, nothing else."""
@@ -45,15 +49,23 @@ class Shelf:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=".code-", dir=self.folder)  # for this user alone
-            with os.fdopen(handle, "wb") as opened:
-                opened.write(sha256(code).digest() + code)
-            Path(name).replace(self._file(self.folder, key))
+            try:
+                with os.fdopen(handle, "wb") as opened:
+                    opened.write(_digest(key, code) + code)
+                Path(name).replace(self._file(self.folder, key))
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+                raise
         except OSError as error:
             _log.warning("machine code is not kept: %s", error)
 
     @staticmethod
     def _file(folder: Path, key: str) -> Path:
         return folder / f"{key}.o"
+
+
+def _digest(key: str, code: bytes) -> bytes:
+    return sha256(key.encode() + code).digest()
 
 
 NOWHERE = Shelf(None)
