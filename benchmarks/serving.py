@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -170,19 +171,22 @@ CASES: dict[str, Callable[[Server], Awaitable[dict[str, object]]]] = {
 }
 
 
-def started(arguments: list[str]) -> tuple[subprocess.Popen[bytes], str, float]:
-    """Start Foreword on a free port; its process, its URL, and the seconds until it was ready."""
+def started(arguments: list[str]) -> tuple[subprocess.Popen[bytes], str, dict[str, float]]:
+    """Start Foreword on a free port; its process, its URL, and the seconds until it was ready and had answered."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     start, url = time.perf_counter(), f"http://127.0.0.1:{port}"
     command = [sys.executable, "-c", "from foreword.cli import main; main()", "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        try:
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return process, url, time.perf_counter() - start
-        except httpx.TransportError:
+    with httpx.Client(timeout=60) as client:  # one for all looks: making one costs as much time as the server has
+        while process.poll() is None:
+            with suppress(httpx.ConnectError):
+                if client.get(f"{url}/ready").status_code == 200:
+                    ready_s = time.perf_counter() - start
+                    client.post(f"{url}/chat", json={"prompt": "Good morning", "max_tokens": 1}).raise_for_status()
+                    first_answer_s = time.perf_counter() - start
+                    return process, url, {"ready_s": round(ready_s, 2), "first_answer_s": round(first_answer_s, 2)}
             time.sleep(0.02)
     raise SystemExit(f"the server ended with {process.returncode}")
 
@@ -213,9 +217,9 @@ def main() -> None:
     if wish.url:
         asyncio.run(measure(wish.url.rstrip("/"), wish.model, cases))
         return
-    process, url, ready_s = started(wish.serve)
+    process, url, took = started(wish.serve)
     try:
-        print(json.dumps({"ready_s": round(ready_s, 2)}))
+        print(json.dumps(took), flush=True)
         asyncio.run(measure(url, wish.model, cases))
     finally:
         process.terminate()
