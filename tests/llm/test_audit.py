@@ -22,7 +22,7 @@ class Watcher:
         self.audited += stats.blocks_audited
         self.mismatched += stats.blocks_mismatched
 
-    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
+    def observe_step(self, step_s: float, bookkeeping_s: float, recording_s: float) -> None:
         pass
 
     def wait(self, blocks: int) -> None:

@@ -21,8 +21,8 @@ class Watcher:
         self.cached += outcome.stats.prompt_tokens_cached
         self.computed += outcome.stats.prompt_tokens_computed
 
-    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
-        assert 0 <= bookkeeping_s <= step_s
+    def observe_step(self, step_s: float, bookkeeping_s: float, recording_s: float) -> None:
+        assert 0 <= bookkeeping_s + recording_s <= step_s
         self.steps += 1
 
 

@@ -69,7 +69,7 @@ class Faulty:
         owner: "Faulty"
         flight: Flight
         fails: bool
-        recorded: bool = False
+        recording_s: float = 0.0
 
         def land(self) -> StepResult:
             self.owner._under_way = 0 if self.fails else self.owner._under_way - 1

@@ -189,18 +189,25 @@ def test_steps_and_refusals() -> None:
     assert rows["foreword_requests_refused_total{status=429}"] == 2
 
 
-def test_steps_that_were_recorded_say_nothing_of_the_pace() -> None:
+def test_what_was_spent_on_recording_steps_says_nothing_of_the_pace() -> None:
     """As measured on a CPU: the first decode and the first prefill after a hit took 0.1 s more than later ones."""
-    steps = ((185, 0.115, False), (1, 0.124, True), (9, 0.138, True), (1, 0.025, False))
-    told, untold, paces = Metrics(), Metrics(), list[float]()
-    for number, (num_tokens, step_s, recorded) in enumerate(steps):
-        for metrics, says in ((told, recorded), (untold, False)):
+    steps = ((185, 0.115, 0.0), (1, 0.124, 0.1), (9, 0.138, 0.11), (1, 0.025, 0.0))
+    told, untold = Metrics(), Metrics()
+    for number, (num_tokens, step_s, recording_s) in enumerate(steps):
+        for metrics, says in ((told, recording_s), (untold, 0.0)):
             metrics.observe(Outcome(number, (), StepStats(num_chunks=1, num_tokens=num_tokens)))
-            metrics.observe_step(step_s, 0.0001, recorded=says)
-        paces.append(told.pace.token_s)
-    assert paces == pytest.approx([0.115 / 185, 0.115 / 185, 0.115 / 185, 0.09 / 184])
-    assert untold.pace.token_s < paces[-1] / 4
-    assert read(told)["foreword_step_seconds_count"] == 4
+            metrics.observe_step(step_s, 0.0001, says)
+    assert told.pace.token_s == pytest.approx(0.0905 / 184, rel=0.05)
+    assert untold.pace.token_s < told.pace.token_s / 4
+    assert read(told)["foreword_step_seconds_sum"] == pytest.approx(0.402)
+
+
+def test_steps_that_were_all_recorded_have_a_pace() -> None:
+    metrics = Metrics()
+    for number, (num_tokens, step_s, recording_s) in enumerate(((120, 0.3, 0.23), (1, 0.11, 0.09))):
+        metrics.observe(Outcome(number, (), StepStats(num_chunks=1, num_tokens=num_tokens)))
+        metrics.observe_step(step_s, 0.0001, recording_s)
+    assert metrics.pace.token_s == pytest.approx(0.05 / 119)
 
 
 def test_a_cancel_is_no_step() -> None:

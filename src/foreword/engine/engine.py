@@ -41,7 +41,7 @@ class Engine:
         start = self.clock.now()
         if self.auditor is not None and self.scheduler.busy:
             self.auditor.rest()  # before planning: whoever wants something may need its blocks
-        bookkeeping_s, recorded = 0.0, False
+        bookkeeping_s = recording_s = 0.0
         while self._has_room:
             before = self.clock.now()
             plan = self.scheduler.plan(before)
@@ -49,7 +49,7 @@ class Engine:
             if plan is None:
                 break
             flight = self._launch(plan)
-            recorded = recorded or flight.recorded
+            recording_s += flight.recording_s
             self._flights.append((plan, flight))
         if not self._flights:
             return self._audit()
@@ -64,7 +64,7 @@ class Engine:
         if not self.scheduler.busy:
             self._check()
         end = self.clock.now()
-        self.observer.observe_step(end - start, bookkeeping_s + end - landed, recorded=recorded)
+        self.observer.observe_step(end - start, bookkeeping_s + end - landed, recording_s)
         return outcome
 
     @property
@@ -129,7 +129,7 @@ class Engine:
 class _Grounded:
     """A step that could not be launched."""
 
-    recorded = False
+    recording_s = 0.0
 
     def __init__(self, error: Exception) -> None:
         self._error = error

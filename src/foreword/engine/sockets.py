@@ -16,8 +16,8 @@ class Flight(Protocol):
     """A step that was launched."""
 
     @property
-    def recorded(self) -> bool:
-        """Whether launching it took longer than launching others of its size will: it was recorded for them."""
+    def recording_s(self) -> float:
+        """Seconds that launching it took beyond what others of its size will take: it was recorded for them."""
         ...
 
     def land(self) -> StepResult:
@@ -63,10 +63,11 @@ class Observer(Protocol):
         """A step was committed or aborted, or a request was cancelled (an outcome of no chunks)."""
         ...
 
-    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
-        """What the loop's turn took that brought one step back, and the part of it that was not the runner's.
+    def observe_step(self, step_s: float, bookkeeping_s: float, recording_s: float) -> None:
+        """What the loop's turn took that brought one step back, and two parts of it.
 
-        No moment is in two steps' times. With `recorded` this one says nothing of others: see `Flight`.
+        One that was not the runner's, and one that other steps will not take: see `Flight`. No moment is in two steps'
+        times.
         """
         ...
 
@@ -90,10 +91,10 @@ class Several:
         for observer in self._observers:
             observer.observe(outcome)
 
-    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
+    def observe_step(self, step_s: float, bookkeeping_s: float, recording_s: float) -> None:
         """Tell all of them."""
         for observer in self._observers:
-            observer.observe_step(step_s, bookkeeping_s, recorded=recorded)
+            observer.observe_step(step_s, bookkeeping_s, recording_s)
 
 
 class Nobody:
@@ -102,5 +103,5 @@ class Nobody:
     def observe(self, outcome: Outcome) -> None:
         """Nothing."""
 
-    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool) -> None:
+    def observe_step(self, step_s: float, bookkeeping_s: float, recording_s: float) -> None:
         """Nothing."""

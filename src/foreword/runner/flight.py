@@ -14,7 +14,7 @@ class Flight:
     requests: tuple[RequestId, ...]
     drawn: Drawn
     """A token for each of them."""
-    recorded: bool = False
+    recording_s: float = 0.0
 
     def land(self) -> StepResult:
         """See `engine.sockets.Flight`."""

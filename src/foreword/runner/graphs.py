@@ -7,6 +7,7 @@ still or a forward cannot be recorded, runs as usual.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
@@ -48,8 +49,8 @@ class Recorder(Protocol):
         """Sizes worth recording, those that hold less first."""
         ...
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
-        """Record `work`, and give what it came to this time. Raises RuntimeError when it cannot be recorded."""
+    def record(self, work: Callable[[], Tensor]) -> Recorded:
+        """Record `work`. Raises RuntimeError when it cannot be recorded."""
         ...
 
 
@@ -119,8 +120,8 @@ class Graphs:
         self._device = device
         self._extents = recorder.extents
         self._frames: dict[Extent, _Frame | None] = {}
-        self.num_tries = 0
-        """Sizes that were recorded, or turned out not to be recordable; a step in which that happens takes longer."""
+        self.recording_s = 0.0
+        """Seconds that went into recording sizes, or into finding out that they cannot be, in all steps so far."""
 
     def run(self, batch: Batch) -> Tensor | None:
         """Logits of the rows that sample, valid until the next run; None: compute this step as usual.
@@ -134,8 +135,8 @@ class Graphs:
             if frame is None or not frame.fixed.refill(batch.segments):
                 continue
             frame.put(batch)
-            logits = self._record(frame) if frame.recorded is None else frame.recorded.replay()
-            return None if logits is None else logits[: len(batch.last_rows)]
+            recorded = frame.recorded or self._record(frame)
+            return None if recorded is None else recorded.replay()[: len(batch.last_rows)]
         return None
 
     def _open(self, extent: Extent) -> _Frame | None:
@@ -145,12 +146,12 @@ class Graphs:
         numbers = torch.zeros(2 * extent.rows + extent.segments, dtype=torch.long, device=self._device)
         return _Frame(extent, numbers, fixed, None)
 
-    def _record(self, frame: _Frame) -> Tensor | None:
-        """Record a frame over the first batch that it holds; that one's logits."""
+    def _record(self, frame: _Frame) -> Recorded | None:
+        """Record a frame over the first batch that it holds. None: it cannot be recorded."""
         ids, positions, wanted = frame.inputs()
-        self.num_tries += 1
+        start = time.perf_counter()
         try:
-            recorded, logits = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
+            recorded = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
         except RuntimeError as error:
             _log.warning(
                 "steps of %s cannot be recorded and run one launch at a time: %s",
@@ -159,8 +160,10 @@ class Graphs:
             )
             self._frames[frame.extent] = None
             return None
+        finally:
+            self.recording_s += time.perf_counter() - start
         self._frames[frame.extent] = replace(frame, recorded=recorded)
-        return logits
+        return recorded
 
 
 class CudaRecorder:
@@ -172,8 +175,8 @@ class CudaRecorder:
         self._cuda = cast(Any, torch.cuda)
         self._pool = self._cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
-        """See `Recorder`. `work` runs once for practice, once for the record, and then from that."""
+    def record(self, work: Callable[[], Tensor]) -> Recorded:
+        """See `Recorder`. `work` runs once for practice and once for the record."""
         cuda = self._cuda
         aside = cuda.Stream()
         aside.wait_stream(cuda.current_stream())
@@ -183,8 +186,7 @@ class CudaRecorder:
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool):
             out = work()
-        recorded = _CudaGraph(graph, out)
-        return recorded, recorded.replay()
+        return _CudaGraph(graph, out)
 
 
 class _CudaGraph:

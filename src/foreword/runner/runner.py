@@ -108,12 +108,12 @@ class ModelRunner:
         with torch.inference_mode():
             apply_copies(self.memory, plan.copies)
             batch = build(plan.chunks, self._room(plan.num_tokens), self._before)
-            num_tries = self._num_tries
+            recording_s = self._recording_s
             logits = None if self._graphs is None else self._graphs.run(batch)
             if logits is None:
                 logits = self._forward(batch)
             drawn = draw(logits[: len(batch.draws)], batch.draws)
-        self._before = Flight(batch.drawing, drawn, recorded=self._num_tries > num_tries)
+        self._before = Flight(batch.drawing, drawn, self._recording_s - recording_s)
         return self._before
 
     def reload(self) -> Mapping[str, str]:
@@ -154,8 +154,8 @@ class ModelRunner:
             return self._forward(batch, torch.arange(plan.num_tokens))
 
     @property
-    def _num_tries(self) -> int:
-        return 0 if self._graphs is None else self._graphs.num_tries
+    def _recording_s(self) -> float:
+        return 0.0 if self._graphs is None else self._graphs.recording_s
 
     def _forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Logits of `rows`, or of the rows that sample: [rows, vocabulary]."""

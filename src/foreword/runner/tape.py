@@ -55,7 +55,7 @@ class TapeRecorder:
         """Of the memory that all its tapes write to on their way."""
         return self._lender.num_bytes
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Tape, Tensor]:
+    def record(self, work: Callable[[], Tensor]) -> Tape:
         """See `graphs.Recorder`."""
         tape = Tape()
         with _Listener(tape, self._lender):
@@ -63,7 +63,7 @@ class TapeRecorder:
         first = tape.out.clone()
         if not torch.equal(tape.replay(), first):
             raise RuntimeError("what was recorded comes out differently when it is repeated")
-        return tape, first
+        return tape
 
 
 class _Listener(machine.Witness):

@@ -132,13 +132,12 @@ class Metrics:
                 self._count_event(event, now)
         self._stats = stats
 
-    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool = False) -> None:
-        """Add the whole time of the step that was observed last, and the part of it that was not the runner's."""
+    def observe_step(self, step_s: float, bookkeeping_s: float, recording_s: float = 0.0) -> None:
+        """Add the whole time of the step that was observed last, and two parts of it: see `engine.sockets.Observer`."""
         with self._lock:
             self._step.observe(step_s)
             self._bookkeeping.observe(bookkeeping_s)
-        if not recorded:
-            self.pace.add(self._stats.num_tokens, step_s)
+        self.pace.add(self._stats.num_tokens, max(0.0, step_s - recording_s))
 
     def count_refusal(self, status: int) -> None:
         """Count a request that was answered with an HTTP error instead of reaching its end in the engine."""

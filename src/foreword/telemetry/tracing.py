@@ -52,7 +52,7 @@ class Tracing:
             if event.usage is not None:
                 self._note(event, event.usage, now)
 
-    def observe_step(self, step_s: float, bookkeeping_s: float, *, recorded: bool = False) -> None:
+    def observe_step(self, step_s: float, bookkeeping_s: float, recording_s: float = 0.0) -> None:
         """Nothing: steps belong to many requests."""
 
     def close(self) -> None:

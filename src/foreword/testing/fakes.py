@@ -148,7 +148,7 @@ class FakeRunner:
 class FakeFlight:
     """Implements `engine.sockets.Flight`."""
 
-    recorded = False
+    recording_s = 0.0
 
     def __init__(self, runner: FakeRunner, plan: Plan) -> None:
         self._runner = runner
