@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -57,11 +58,17 @@ class Shelf:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            _log.warning("machine code is not kept: %s", error)
+            _warn(self.folder, error.strerror or str(error))
 
     @staticmethod
     def _file(folder: Path, key: str) -> Path:
         return folder / f"{key}.o"
+
+
+@cache
+def _warn(folder: Path, why: str) -> None:
+    """Once, not for each kernel."""
+    _log.warning("machine code is not kept in %s: %s", folder, why)
 
 
 def _digest(key: str, code: bytes) -> bytes:
