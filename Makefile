@@ -83,7 +83,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); echo 'Could not make $(VENV). On Debian and Ubuntu: apt install python3-venv'; exit 1; }
 
-# PyTorch first and by itself, so that a machine without an NVIDIA GPU does not get gigabytes of CUDA libraries.
+# PyTorch first and by itself: with TORCH_INDEX a machine without an NVIDIA GPU does not get gigabytes of CUDA libraries.
 $(VENV)/.torch: | $(BIN)/python
 ifneq ($(TORCH_INDEX),)
 	$(PIP) install --index-url '$(TORCH_INDEX)' 'torch>=2.11'

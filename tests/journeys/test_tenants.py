@@ -1,6 +1,8 @@
 """Tenants of one server: a stranger learns nothing, an owner loses nothing, and what is public is shared by all."""
 
+import json
 import random
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -246,6 +248,22 @@ def test_isolation_a_system_prompt_can_be_a_public_head(guarded: House) -> None:
         guarded.boss.post("/v1/cache/public", {"messages": [system], "remove": True})
     assert counts == [0, marked["blocks"] * BLOCK]
     assert marked["blocks"] >= 3
+
+
+def test_the_heads_of_the_readme_can_be_shared(guarded: House) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    (listed,) = re.findall(r"`heads.json` is a list:\n\n```json\n(.*?)```", readme, re.DOTALL)
+    heads = json.loads(listed)
+    assert {key for head in heads for key in head} == {"messages", "prompt"}
+    try:
+        for head in heads:
+            assert guarded.boss.post("/v1/cache/public", head).json()["head"]["blocks"] >= 1
+    finally:
+        for head in heads:
+            guarded.boss.post("/v1/cache/public", {**head, "remove": True})
+    short = guarded.boss.post("/v1/cache/public", {"prompt": "Translate to French:"}).json()["error"]["message"]
+    assert "less than a block of 16" in short
+    assert "make it longer" in short
 
 
 def test_a_flood_by_one_tenant_evicts_nothing_of_anothers_share(tiny: House) -> None:

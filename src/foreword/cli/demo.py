@@ -123,8 +123,11 @@ def _experiment(assembly: Assembly, wish: Demo) -> Report:
     front = assembly.front
     prefix = _prefix(front, wish.prefix_tokens)
     suffixes = [front.tokenizer.encode(_question(i), add_special_tokens=False) for i in range(wish.requests)]
-    # The first forward pass of a process is slow for reasons of its own; it must not be anybody's cold start.
-    _send(front, tuple(reversed(prefix[-64:])), wish.max_tokens)
+    # The first forward pass of a process, and the first of a size, are slow for reasons of their own; that must be
+    # nobody's cold start.
+    for suffix in suffixes[:2]:
+        _send(front, prefix + tuple(suffix), wish.max_tokens)
+    assembly.worker.flush()
     sent = tuple(_send(front, prefix + tuple(suffix), wish.max_tokens) for suffix in suffixes)
     cold, warm = sent[0].ttft_s, median(one.ttft_s for one in sent[1:])
     suffix_tokens = sum(map(len, suffixes)) / len(suffixes)

@@ -69,7 +69,7 @@ class Operator:
             if not measured.num_blocks:
                 raise RequestError(
                     f"the head has {amount(measured.num_tokens, 'token')}, less than a block of"
-                    f" {served.space.block_size}: there is nothing to share",
+                    f" {served.space.block_size}: there is nothing to share; make it longer or leave it out",
                     field=field_of(head),
                 )
             if head in self._heads:
