@@ -21,6 +21,7 @@ from tests.runner import models
 
 NUM_EXAMPLES = 12
 """Of each route, each way."""
+JSON = "application/json"
 GENERATING = {f"POST {path}" for path in ("/v1/chat/completions", "/v1/completions", "/chat")}
 
 
@@ -76,6 +77,24 @@ def test_requests_that_do_not(tiny: Running) -> None:
     tiny.drained()
     assert GENERATING | {"GET /v1/cache", "POST /v1/cache/pin", "POST /v1/cache/lookup"} <= set(seen)
     assert {label for label, codes in seen.items() if 200 in codes} <= {"POST /v1/cache/flush"}  # its body may be empty
+
+
+def test_streams_are_as_described(tiny: Running) -> None:
+    bodies = {
+        "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+        "POST /v1/completions": {"prompt": "Hello"},
+    }
+    streaming = {operation.label: operation for operation in operations(tiny) if operation.label in bodies}
+    for label, body in bodies.items():
+        model = tiny.get("/v1/models").json()["data"][0]["id"]
+        case: Any = streaming[label].Case(
+            body={**body, "model": model, "max_tokens": 3, "stream": True}, media_type=JSON
+        )
+        response = case.call(timeout=60)
+        assert response.headers["content-type"][0].startswith("text/event-stream")
+        assert response.text.rstrip().endswith("data: [DONE]")
+        case.validate_response(response)
+    tiny.drained()
 
 
 def operations(server: Running) -> list[APIOperation]:

@@ -25,7 +25,13 @@ from foreword.server.openai.responses import ChatCompletion, Completion
 from foreword.server.service import Service
 from foreword.server.wire import ErrorReply, Wire
 
-_STREAM: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT: Mapping[str, Any] = {
+    "type": "object",
+    "description": "One event of the stream: a chunk as JSON, an error, or the word [DONE] at the end.",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}},
+}
+_STREAM: Mapping[str, Any] = {"text/event-stream": {"schema": _EVENT}}  # before OpenAPI 3.2 that is each event's
 _REFERENCE = "#/components/schemas/{model}"
 _BODIES: tuple[type[Wire], ...] = (
     ChatRequest,
