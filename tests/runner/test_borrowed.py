@@ -15,9 +15,10 @@ from torch import Tensor
 
 from foreword.base.errors import ConfigError
 from foreword.runner.attention import borrowed, flash_attn, flashinfer
-from foreword.runner.attention.backend import Ground
+from foreword.runner.attention.backend import Backend, Ground
 from foreword.runner.attention.call import Sight
 from foreword.runner.attention.choice import choose
+from foreword.runner.attention.tiles import Segment
 from tests.runner.paged import Layer, Scene
 
 LAYERS = (
@@ -169,6 +170,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return out
 
 
+really_is_there = borrowed.is_there
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both packages, on an Ampere card."""
@@ -182,9 +186,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         module.__dict__.update(members)
         monkeypatch.setitem(sys.modules, name, module)
     BatchPrefillWithPagedKVCacheWrapper.made.clear()
-    for backend in (flash_attn, flashinfer):
-        monkeypatch.setattr(backend, "is_there", lambda module: True)
-        monkeypatch.setattr(backend, "capability", lambda device: 8)
+    monkeypatch.setattr(borrowed, "is_there", lambda module: True)
+    monkeypatch.setattr(borrowed, "capability", lambda device: 8)
 
 
 def on_a_card(*layers: Layer, exact: bool = False, dtype: torch.dtype = torch.bfloat16, size: int = 256) -> Ground:
@@ -206,9 +209,9 @@ def test_where_they_can_be_used(backend: Any, monkeypatch: pytest.MonkeyPatch) -
     assert backend.obstacle(on_a_card(Layer(key_dim=64, value_dim=64, sight=Sight(chunk=8)))) == "layer 0 sees chunks"
     assert "keys of 64 and values of 128" in backend.obstacle(on_a_card(Layer(key_dim=64, value_dim=128)))
     assert "keys of 20 and values of 20" in backend.obstacle(on_a_card(Layer(key_dim=20, value_dim=20)))
-    monkeypatch.setattr(backend, "capability", lambda device: 7)
+    monkeypatch.setattr(borrowed, "capability", lambda device: 7)
     assert "compute capability 8.0" in backend.obstacle(on_a_card())
-    monkeypatch.setattr(backend, "is_there", borrowed.is_there)
+    monkeypatch.setattr(borrowed, "is_there", really_is_there)
     for name in ("flash_attn", "flash_attn.flash_attn_interface", "flashinfer"):
         monkeypatch.delitem(sys.modules, name)
     assert "is not installed" in backend.obstacle(on_a_card())
@@ -232,16 +235,21 @@ def test_they_are_refused_on_a_cpu_with_the_reason(name: str) -> None:
     assert choose("auto", ground).name not in ("flash-attn", "flashinfer")
 
 
-@pytest.mark.usefixtures("installed")
-def test_what_flash_attn_is_asked() -> None:
-    scene = Scene(LAYERS, size=256)
-    segments = scene.segments(*CHUNKS)
-    backend = flash_attn.FlashAttnBackend(scene.ground, scene.memory)
+def attends_as_the_formula(backend: Backend, scene: Scene, segments: tuple[Segment, ...]) -> None:
+    """Each layer, with zeros for padding."""
     step = backend.begin(segments, PADDED)
     for call in scene.calls(PADDED):
         ours = step.attend(call)
         assert torch.allclose(ours, scene.expected(call, segments), atol=5e-6)
         assert not ours[NUM_ROWS:].any()
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_flash_attn_is_asked() -> None:
+    scene = Scene(LAYERS, size=256)
+    segments = scene.segments(*CHUNKS)
+    backend = flash_attn.FlashAttnBackend(scene.ground, scene.memory)
+    attends_as_the_formula(backend, scene, segments)
     assert not scene.memory.buffer[-1].any()
     assert backend.over(scene.memory).function is flash_attn_varlen_func
     decodes = scene.segments((7, 1), (300, 1))
@@ -256,11 +264,7 @@ def test_what_flashinfer_is_asked(size: int) -> None:
     scene = Scene(LAYERS, size=size)
     segments = scene.segments(*CHUNKS)
     backend = flashinfer.FlashInferBackend(scene.ground, scene.memory)
-    step = backend.begin(segments, PADDED)
-    for call in scene.calls(PADDED):
-        ours = step.attend(call)
-        assert torch.allclose(ours, scene.expected(call, segments), atol=5e-6)
-        assert not ours[NUM_ROWS:].any()
+    attends_as_the_formula(backend, scene, segments)
     wrappers = BatchPrefillWithPagedKVCacheWrapper.made
     assert [(len(one.plans), one.runs) for one in wrappers] == [(1, 2), (1, 1), (1, 1), (1, 1)], "two layers are alike"
 

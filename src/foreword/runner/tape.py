@@ -149,7 +149,7 @@ def _place(tensor: Tensor) -> int:
 
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
-    """The tensors among them and in their lists."""
+    """The tensors among them and in their lists. PyTorch's pytree looks into more than that, and takes longer."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

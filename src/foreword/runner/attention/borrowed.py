@@ -29,6 +29,17 @@ def capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
+def absence(device: torch.device, module: str, package: str) -> str | None:
+    """Why a package's kernels cannot be had here; None where they can. They ask for an Ampere card or a later one."""
+    if device.type != "cuda":
+        return "it needs a CUDA card"
+    if not is_there(module):
+        return f"the package {package} is not installed"
+    if capability(device) < 8:
+        return "it needs a card of compute capability 8.0 or later"
+    return None
+
+
 def misfit(ground: Ground, dims: Collection[int], *, softcaps: bool) -> str | None:
     """Why a model's layers are not for kernels that take heads of these dimensions; None where they are.
 

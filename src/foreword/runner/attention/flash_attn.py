@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foreword.runner.attention.backend import Extent, Fixed, Ground
-from foreword.runner.attention.borrowed import Rows, capability, is_there, misfit, table, window_left
+from foreword.runner.attention.borrowed import Rows, absence, misfit, table, window_left
 from foreword.runner.attention.call import Call
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
@@ -27,13 +27,9 @@ _DIMS = range(8, 257, 8)
 
 def obstacle(ground: Ground) -> str | None:
     """Why it cannot be used here."""
-    device, size = ground.memory.buffer.device, ground.memory.layout.block_size
-    if device.type != "cuda":
-        return "it needs a CUDA card"
-    if not is_there(_MODULE):
-        return "the package flash-attn is not installed"
-    if capability(device) < 8:
-        return "it needs a card of compute capability 8.0 or later"
+    size, why = ground.memory.layout.block_size, absence(ground.memory.buffer.device, _MODULE, "flash-attn")
+    if why is not None:
+        return why
     if size % _PAGE:
         return f"its pages are multiples of {_PAGE} tokens and blocks have {size}; use --block-size {_PAGE}"
     return misfit(ground, _DIMS, softcaps=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foreword.runner.attention.backend import Extent, Fixed, Ground
-from foreword.runner.attention.borrowed import Rows, capability, is_there, misfit, window_left
+from foreword.runner.attention.borrowed import Rows, absence, misfit, window_left
 from foreword.runner.attention.call import Call
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
@@ -30,14 +30,8 @@ _TURNS = 2
 
 def obstacle(ground: Ground) -> str | None:
     """Why it cannot be used here."""
-    device = ground.memory.buffer.device
-    if device.type != "cuda":
-        return "it needs a CUDA card"
-    if not is_there(_MODULE):
-        return "the package flashinfer-python is not installed"
-    if capability(device) < 8:
-        return "it needs a card of compute capability 8.0 or later"
-    return misfit(ground, _DIMS, softcaps=True)
+    why = absence(ground.memory.buffer.device, _MODULE, "flashinfer-python")
+    return misfit(ground, _DIMS, softcaps=True) if why is None else why
 
 
 def make(ground: Ground) -> "FlashInferBackend":

@@ -87,7 +87,7 @@ class LlvmBackend:
         return step
 
     def fixed(self, extent: Extent) -> Fixed | None:
-        """A step for all steps up to a size. None where sharing is asked for: rows attend for themselves here."""
+        """A step for all steps up to a size. None where room for sharing is asked for: it takes none here."""
         return None if extent.shared else LlvmStep(self, extent.rows, extent.segments, _FIXED_BLOCKS)
 
     def over(self, memory: KVMemory) -> "LlvmBackend":
