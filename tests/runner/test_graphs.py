@@ -25,12 +25,13 @@ class Tape:
     """Records by remembering what to do; doing it again reads the same buffers."""
 
     extents = ladder()
+    checked, follows = False, False
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
         self.breaks = False
 
-    def record(self, work: Callable[[], Tensor]) -> Recorded:
+    def record(self, work: Callable[[], Tensor], extent: Extent) -> Recorded:
         if self.breaks:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.recorded += 1
@@ -42,7 +43,7 @@ class Again:
     def __init__(self, tape: Tape, work: Callable[[], Tensor]) -> None:
         self.tape, self.work = tape, work
 
-    def replay(self) -> Tensor:
+    def replay(self, rows: int, wanted: int) -> Tensor:
         self.tape.replayed += 1
         return self.work()
 

@@ -20,7 +20,7 @@ from foreword.base.params import Sampling
 from foreword.cache.orders import Copy
 from foreword.runner import library, sampler
 from foreword.runner.attention import flash_attn, flashinfer, sdpa
-from foreword.runner.attention.backend import Backend, Ground
+from foreword.runner.attention.backend import Backend, Extent, Ground
 from foreword.runner.attention.interface import attend
 from foreword.runner.attention.triton import TritonBackend
 from foreword.runner.attention.varlen import VarlenBackend
@@ -119,15 +119,16 @@ class Again:
     """A recorder that repeats what it was told to record."""
 
     extents = ladder()
+    checked, follows = False, False
 
     def __init__(self) -> None:
         self.replays = 0
 
-    def record(self, work: Callable[[], Tensor]) -> Recorded:
+    def record(self, work: Callable[[], Tensor], extent: Extent) -> Recorded:
         recorder = self
 
         class Once:
-            def replay(self) -> Tensor:
+            def replay(self, rows: int, wanted: int) -> Tensor:
                 recorder.replays += 1
                 return work()
 

@@ -184,9 +184,9 @@ def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     runs: list[str] = []
     run = machine.Compiled.run
 
-    def noted(self: machine.Compiled, job: machine.Job, threads: int) -> None:
+    def noted(self: machine.Compiled, *given: Any, **named: Any) -> None:
         runs.append(self.name)
-        run(self, job, threads)
+        run(self, *given, **named)
 
     monkeypatch.setattr(machine.Compiled, "run", noted)
     return runs

@@ -20,8 +20,8 @@ define void @work(ptr %job) {{
 
 def stores(number: int, shelf: Shelf) -> int:
     """What a kernel leaves in its job that is written to leave this number."""
-    job = (ctypes.c_int64 * 1)()
-    machine.Compiled("stores", STORES.format(number=number), shelf).run(job, 1)
+    job = (ctypes.c_int64 * 2)(0, 1)
+    machine.Compiled("stores", STORES.format(number=number), shelf).run(job)
     return job[0]
 
 

@@ -1,6 +1,7 @@
 """Small steps on a CPU are recorded and replayed: the same bits, without the model's code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,18 +11,21 @@ from foreword.base.ids import BlockId, RequestId
 from foreword.base.params import Sampling
 from foreword.runner import loader
 from foreword.runner.attention import llvm
+from foreword.runner.attention.backend import Extent
 from foreword.runner.batch import build as build_batch
 from foreword.runner.native import machine
+from foreword.runner.recorder import TapeRecorder, share
+from foreword.runner.rowwise import Sum
 from foreword.runner.runner import ModelRunner
-from foreword.runner.tape import TapeRecorder
 from foreword.schedule.plan import Chunk, Draw, Plan
 from tests.runner.models import CONFIGS, SIZES, build, runner_around
 
 DRAW = Draw(Sampling(max_tokens=64), 0)
 
 
-def plan(*chunks: tuple[int, int, int]) -> Plan:
-    """Steps of requests: who, from which position on, how many tokens; each has eight blocks of its own."""
+def plan(*chunks: tuple[int, int, int], tokens: int = 128) -> Plan:
+    """Steps of requests: who, from which position on, how many tokens; each has blocks of its own for `tokens`."""
+    each = -(-tokens // 16)
     return Plan(
         0,
         tuple(
@@ -29,7 +33,7 @@ def plan(*chunks: tuple[int, int, int]) -> Plan:
                 RequestId(str(who)),
                 start,
                 tuple((37 * who + 7 * at + 3) % SIZES["vocab_size"] for at in range(start, start + count)),
-                tuple(BlockId(8 * who + i) for i in range(-(-(start + count) // 16))),
+                tuple(BlockId(each * who + i) for i in range(-(-(start + count) // 16))),
                 DRAW,
             )
             for who, start, count in chunks
@@ -85,7 +89,7 @@ def test_the_same_bits_as_step_by_step(
         assert torch.equal(logits(ours, step), logits(theirs, step))
     assert torch.equal(ours.memory.buffer[:48], theirs.memory.buffer[:48])
     if dtype is torch.bfloat16 and machine.multiplies_tiles():
-        assert len(forwards) == 7, f"of 14 steps 7 are replayed, and one does not fit any size: {caplog.messages}"
+        assert len(forwards) == 4, f"two sizes are recorded and tried, and hold all 14 steps: {caplog.messages}"
     else:
         # Products by torch: what does not come out again to the bit is not replayed, and that is right as well.
         assert len(forwards) >= 7
@@ -132,15 +136,102 @@ def test_more_blocks_than_there_is_room_for_run_as_usual(monkeypatch: pytest.Mon
     monkeypatch.setattr(llvm, "_FIXED_BLOCKS", 3)
     runner = runner_around(build(wide("llama"), torch.bfloat16))
     forwards = count_forwards(runner, monkeypatch)
-    for step in (plan((0, 0, 40)), plan((0, 40, 1)), plan((0, 41, 1))):
+    for step in (plan((0, 0, 20)), plan((0, 20, 1)), plan((0, 21, 1))):
         logits(runner, step)
-    assert len(forwards) == 2
-    logits(runner, plan((0, 42, 8)))
-    logits(runner, plan((0, 50, 1)))  # a fourth block
-    assert len(forwards) == 4
+    recorded = len(forwards)
+    logits(runner, plan((0, 22, 1)))
+    assert len(forwards) == recorded, "it is replayed"
+    logits(runner, plan((0, 23, 28)))
+    logits(runner, plan((0, 51, 1)))  # a fourth block
+    assert len(forwards) == recorded + 2
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+TILED = pytest.mark.parametrize("follows", [True] if machine.multiplies_tiles() else [False])
+"""Only where products are kernels of ours, a step of any size is replayed."""
+
+
+@TILED
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_rows_around_the_borders_of_sizes(family: str, monkeypatch: pytest.MonkeyPatch, *, follows: bool) -> None:
+    """Many rows and then few, so that what was there before would show; and several who sample."""
+    model = build(wide(family), torch.bfloat16)
+    ours, theirs = (runner_around(model, blocks=320) for _ in range(2))
+    theirs.record(None)
+    forwards = count_forwards(ours, monkeypatch)
+    assert isinstance(ours._recorder, TapeRecorder)
+    assert ours._recorder.follows == follows
+    sizes = (1031, 1, 38, 37, 36, 367, 2, 131, 132, 1030, 3)
+    for size in sizes:
+        step = plan((0, 0, size), tokens=1100)
+        assert torch.equal(logits(ours, step), logits(theirs, step)), size
+    for many in (40, 5, 38, 1):
+        step = plan(*((who, 0, 1 + who % 3) for who in range(many)))
+        assert torch.equal(logits(ours, step), logits(theirs, step)), many
+    assert torch.equal(ours.memory.buffer, theirs.memory.buffer)
+    if follows:
+        assert len(forwards) == 8, "four sizes, each recorded once and tried once"
+        step = plan((0, 0, 1032), tokens=1100)
+        assert torch.equal(logits(ours, step), logits(theirs, step))
+        assert len(forwards) == 9, "a larger step runs as usual"
+
+
+def test_what_changes_from_time_to_time_is_not_replayed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build(wide("llama"), torch.bfloat16)
+    ours, theirs = runner_around(model), runner_around(model)
+    theirs.record(None)
+    really, times = ours._compute, count(1)
+    monkeypatch.setattr(ours, "_compute", lambda *given: really(*given) * next(times))
+    ours.record(TapeRecorder(follows=machine.multiplies_tiles()))
+    found = logits(ours, plan((0, 0, 9)))
+    tries = next(times) - 1
+    assert torch.equal(found, logits(theirs, plan((0, 0, 9))) * tries), "it was computed as usual"
+    assert "comes out differently" in caplog.messages[0]
+
+
+def test_rows_are_followed_only_where_those_of_one_token_lie_together() -> None:
+    assert share((1, 37), 37) == share((37,), 37) == share((1, 1, 37, 1), 37) == 1
+    assert share((1, 37, 9), 37) == 9
+    assert share((1, 9, 37), 37) == share((74,), 37) == share((), 37) == share((1, 1), 37) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 37, 64), (3, 32), (1, 1000, 96)])
+def test_a_sum_has_the_bits_of_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, y = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).mul(100).to(dtype)
+    add, out = Sum(), torch.empty_like(x)
+    assert add.takes(x, y)
+    add(x, y, out)
+    assert torch.equal(out, x + y)
+
+
+def test_sums_that_no_kernel_makes() -> None:
+    add, x = Sum(), torch.ones(2, 64)
+    others = (x[:1], x.half(), x.double(), torch.ones(64, 2).t(), torch.ones(2, 40), 1.0)
+    assert not any(add.takes(x, other) or add.takes(other, x) for other in others)
+    assert not add.takes(torch.ones(64), torch.ones(64))
+    assert not add.takes(torch.ones(2, 40), torch.ones(2, 40))
+    assert not add.takes(x.half(), x.half())
 
 
 X = torch.arange(6.0)
+SOME = Extent(rows=6, segments=6, longest=6)
+
+
+def record(work: Callable[[], torch.Tensor], recorder: TapeRecorder | None = None) -> Callable[[], torch.Tensor]:
+    """What plays it again."""
+    tape = (recorder or TapeRecorder()).record(work, SOME)
+    return lambda: tape.replay(6, 6)
 
 
 def test_a_tape_reads_what_is_there_when_it_is_replayed() -> None:
@@ -152,11 +243,10 @@ def test_a_tape_reads_what_is_there_when_it_is_replayed() -> None:
         y[:3] += 1
         return (y.view(2, 3).t().contiguous() * 2)[x[:2].long()]
 
-    tape = TapeRecorder().record(work)
-    first = tape.replay().clone()
-    assert torch.equal(first, work())
+    replay = record(work)
+    assert torch.equal(replay(), work())
     x.copy_(torch.tensor([1.0, 0.0, 5.0, 7.0, 9.0, 11.0]))
-    assert torch.equal(tape.replay(), work())
+    assert torch.equal(replay(), work())
 
 
 @pytest.mark.parametrize(
@@ -171,39 +261,28 @@ def test_a_tape_reads_what_is_there_when_it_is_replayed() -> None:
 )
 def test_what_looks_at_numbers_is_refused(work: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(RuntimeError, match="looks at numbers"):
-        TapeRecorder().record(work)
+        record(work)
 
 
 def test_what_a_step_writes_on_its_way_takes_little_memory() -> None:
-    x = torch.ones(1000)
+    x = torch.ones(10, 96)
 
     def work() -> torch.Tensor:
         y = x
         for _ in range(50):
-            y = torch.empty_like(y).copy_(y) + 1
+            y = (torch.empty_like(y).copy_(y) + 1) + x
         return y
 
     recorder = TapeRecorder()
-    tape = recorder.record(work)
-    first = tape.replay().clone()
-    assert torch.equal(first, torch.full((1000,), 51.0))
+    replay = record(work, recorder)
+    first = replay().clone()
+    assert torch.equal(first, torch.full((10, 96), 101.0))
     before = recorder.num_bytes
-    assert 0 < before <= 4 * 4096, "a few of fifty"
-    again = recorder.record(work)
+    assert 0 < before <= 4 * 4096, "a few of a hundred"
+    again = record(work, recorder)
     assert recorder.num_bytes <= before + 4096, "the next tape uses the same, all but what comes out"
     x.fill_(2)
-    assert torch.equal(tape.replay(), again.replay())
-
-
-def test_what_does_not_come_out_again_is_refused() -> None:
-    x = X.clone()
-
-    def counting() -> torch.Tensor:
-        x.add_(1)
-        return x * 1
-
-    with pytest.raises(RuntimeError, match="comes out differently"):
-        TapeRecorder().record(counting)
+    assert torch.equal(replay(), again())
 
 
 def count_forwards(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -215,5 +294,7 @@ def count_forwards(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list
         return really(*arguments)
 
     monkeypatch.setattr(runner, "_compute", counted)
-    runner.record(TapeRecorder())
+    recorder = runner._recorder
+    assert isinstance(recorder, TapeRecorder)
+    runner.record(TapeRecorder(follows=recorder.follows))
     return forwards

@@ -4,7 +4,7 @@ All but one thing is known there: a token that the step before has yet to draw. 
 this one's on the device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,21 @@ class Batch:
     """T."""
     pending: tuple[Tensor, Tensor] | None = None
     """Rows, and the tokens that go there, [n] each, on the device; None where all are known."""
+
+    @property
+    def rows(self) -> int:
+        """Without padding."""
+        return sum(segment.count for segment in self.segments)
+
+    def first(self, count: int) -> "Batch":
+        """Its first rows, up to so many, of which the last one is wanted."""
+        segments = tuple(
+            replace(segment, count=min(segment.count, count - segment.row))
+            for segment in self.segments
+            if segment.row < count
+        )
+        rows = sum(segment.count for segment in segments)
+        return replace(self, segments=segments, last_rows=torch.tensor([rows - 1]), pending=None)
 
     def fill_in(self, ids: Tensor) -> None:
         """Put what was pending into `ids` [T or more], which are on the device."""

@@ -1,4 +1,4 @@
-"""Captured forwards: small steps are recorded once for each size and then launched as a whole.
+"""Captured forwards: steps are recorded once for each size and then launched as a whole.
 
 A step of few rows is over on a card before Python has launched half of it. So decodes, at a ladder of batch sizes, and
 short prefills, as after a hit, run as graphs: `Graphs.run` finds the least recorded size that holds a batch, puts the
@@ -31,13 +31,15 @@ _DECODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PREFILLS = (16, 32, 64, 128, 256)
 _PREFILL_SEGMENTS = 8
 _TRIES = 3
+_FEW = 3
+"""Rows of a batch that a new recording is tried on."""
 
 
 class Recorded(Protocol):
     """A forward that was recorded."""
 
-    def replay(self) -> Tensor:
-        """Run it over what its buffers hold now; the same tensor every time."""
+    def replay(self, rows: int, wanted: int) -> Tensor:
+        """Run it over what its buffers hold now, so many rows, and rows wanted; the same tensor every time."""
         ...
 
 
@@ -49,8 +51,18 @@ class Recorder(Protocol):
         """Sizes worth recording, those that hold less first."""
         ...
 
-    def record(self, work: Callable[[], Tensor]) -> Recorded:
-        """Record `work`. Raises RuntimeError when it cannot be recorded."""
+    @property
+    def checked(self) -> bool:
+        """Whether what it recorded is to be compared, to the bit, with a step that is not."""
+        ...
+
+    @property
+    def follows(self) -> bool:
+        """Whether what it recorded computes only the rows that there are, and no padding."""
+        ...
+
+    def record(self, work: Callable[[], Tensor], extent: Extent) -> Recorded:
+        """Record `work`, a step of that size. Raises RuntimeError when it cannot be recorded."""
         ...
 
 
@@ -94,7 +106,7 @@ class _Frame:
 
     def put(self, batch: Batch) -> None:
         """Fill in what `fixed` has not. Padding is token 0 at position 0."""
-        rows, used = self.extent.rows, sum(segment.count for segment in batch.segments)
+        rows, used = self.extent.rows, batch.rows
         host = staging(self.numbers)
         host.zero_()
         host[:used] = batch.ids[0, :used]
@@ -135,8 +147,9 @@ class Graphs:
             if frame is None or not frame.fixed.refill(batch.segments):
                 continue
             frame.put(batch)
-            recorded = frame.recorded or self._record(frame)
-            return None if recorded is None else recorded.replay()[: len(batch.last_rows)]
+            recorded = frame.recorded or self._record(frame, batch)
+            wanted = len(batch.last_rows)
+            return None if recorded is None else recorded.replay(batch.rows, wanted)[:wanted]
         return None
 
     def _open(self, extent: Extent) -> _Frame | None:
@@ -146,12 +159,14 @@ class Graphs:
         numbers = torch.zeros(2 * extent.rows + extent.segments, dtype=torch.long, device=self._device)
         return _Frame(extent, numbers, fixed, None)
 
-    def _record(self, frame: _Frame) -> Recorded | None:
-        """Record a frame over the first batch that it holds. None: it cannot be recorded."""
+    def _record(self, frame: _Frame, batch: Batch) -> Recorded | None:
+        """Record a frame, which holds a batch. None: it cannot be recorded."""
         ids, positions, wanted = frame.inputs()
         start = time.perf_counter()
         try:
-            recorded = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted))
+            recorded = self._recorder.record(lambda: self._forward(ids, positions, frame.fixed, wanted), frame.extent)
+            if self._recorder.checked:
+                self._check(frame, recorded, batch)
         except RuntimeError as error:
             _log.warning(
                 "steps of %s cannot be recorded and run one launch at a time: %s",
@@ -165,18 +180,35 @@ class Graphs:
         self._frames[frame.extent] = replace(frame, recorded=recorded)
         return recorded
 
+    def _check(self, frame: _Frame, recorded: Recorded, batch: Batch) -> None:
+        """Raise RuntimeError unless a batch's first rows come out to the bit as they do in a usual step."""
+        few = batch.first(_FEW)
+        frame.fixed.refill(few.segments)
+        frame.put(few)
+        found = recorded.replay(few.rows, 1)[0].clone()
+        ids, positions, wanted = frame.inputs()
+        rows, places = (few.rows, 1) if self._recorder.follows else (len(ids[0]), len(wanted))
+        step = self._backend.begin(few.segments, rows)
+        usual = self._forward(ids[:, :rows], positions[:, :rows], step, wanted[:places])[0]
+        if not torch.equal(found, usual):
+            raise RuntimeError("what was recorded comes out differently when it is repeated")
+        frame.fixed.refill(batch.segments)
+        frame.put(batch)
+
 
 class CudaRecorder:
     """Records with CUDA graphs, which share one pool of memory: they never run at the same time."""
 
     extents = ladder()
+    checked, follows = False, False
 
     def __init__(self) -> None:
         self._cuda = cast(Any, torch.cuda)
         self._pool = self._cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], Tensor]) -> Recorded:
+    def record(self, work: Callable[[], Tensor], extent: Extent) -> Recorded:
         """See `Recorder`. `work` runs once for practice and once for the record."""
+        del extent
         cuda = self._cuda
         aside = cuda.Stream()
         aside.wait_stream(cuda.current_stream())
@@ -196,7 +228,8 @@ class _CudaGraph:
         self._graph = graph
         self._out = out
 
-    def replay(self) -> Tensor:
+    def replay(self, rows: int, wanted: int) -> Tensor:
         """See `Recorded`."""
+        del rows, wanted
         self._graph.replay()
         return self._out

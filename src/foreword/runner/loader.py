@@ -26,12 +26,13 @@ from foreword.runner.graphs import CudaRecorder, Recorder
 from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import lay_out
 from foreword.runner.memory import KVMemory, count_blocks
+from foreword.runner.native import machine
 from foreword.runner.native.shelf import Shelf
 from foreword.runner.plain import PlainRunner
 from foreword.runner.products import PLAIN, listen, take_over
+from foreword.runner.recorder import TapeRecorder
 from foreword.runner.runner import ModelCard, ModelRunner
 from foreword.runner.survey import survey
-from foreword.runner.tape import TapeRecorder
 from foreword.runner.trial import try_out, try_out_plain
 
 _log = logging.getLogger(__name__)
@@ -170,17 +171,24 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
         max_context=library.max_positions(library.config_of(model)),
         flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
     )
-    runner = ModelRunner(model, card, memory, backend, room=products.room, recorder=_recorder(model))
+    runner = ModelRunner(
+        model,
+        card,
+        memory,
+        backend,
+        room=products.room,
+        recorder=_recorder(model, shelf, follows=card.exact and products.room is int),
+    )
     try_out(runner, model)
     return runner
 
 
-def _recorder(model: nn.Module) -> Recorder | None:
-    """What records small steps; None for a large model on a CPU, whose steps take long beside Python's part of them."""
+def _recorder(model: nn.Module, shelf: Shelf, *, follows: bool) -> Recorder | None:
+    """What records steps; None for a large model on a CPU, whose steps take long beside Python's part of them."""
     if next(model.parameters()).device.type == "cuda":
         return CudaRecorder()
     small = sum(parameter.nbytes for parameter in model.parameters()) <= _RECORDED_BYTES
-    return TapeRecorder() if small else None
+    return TapeRecorder(shelf, follows=follows) if small and machine.is_there() else None
 
 
 def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:

@@ -5,7 +5,6 @@ torch does, in portions of proven sizes (`linear`). Linear layers that are given
 other, are one product: of a decode step most time goes into waking threads and starting to read a weight.
 """
 
-import ctypes
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,17 +21,12 @@ from foreword.base.errors import InvariantBroken
 from foreword.runner.linear import PACKED_BYTES, PortionedLinear, StandIn, choose_menus, pad_rows
 from foreword.runner.native import machine, product
 from foreword.runner.native.activation import Activation
-from foreword.runner.native.form import TILE_ROWS, tile_shapes
-from foreword.runner.native.product import COLUMNS, STEP, STRIP, Job
+from foreword.runner.native.product import COLUMNS, STEP, Job
 from foreword.runner.native.shelf import NOWHERE, Shelf
 from foreword.runner.rowwise import Gate
 
 _LINE = 32
 """Numbers in a line of the cache: 64 bytes."""
-_PANEL_BYTES = 2**19
-"""Of a panel's weights: they should stay in a core's own cache while a strip's rows pass by."""
-_FEW, _SOME = 32, 128
-"""Rows up to which weights are taken one block at a time, or a few: reading them is what takes the time then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +188,12 @@ class Laid:
         rows = shape.numel()
         out = x.new_empty(rows * sum(self._apart))
         job[Job.NEXT] = 0
-        job[Job.ROWS] = rows
-        job[Job.STRIPS] = -(-rows // STRIP)
-        job[Job.PANEL] = _panel(job[Job.BLOCKS], job[Job.STEPS] * STEP, rows)
-        job[Job.ITEMS] = -(-job[Job.BLOCKS] // job[Job.PANEL]) * job[Job.STRIPS]
+        job[Job.ROWS] = job[Job.ROOM] = rows
+        job[Job.WORKERS] = torch.get_num_threads()
         job[Job.X] = x.data_ptr()
         job[Job.X_ROW] = 2 * x.stride(-2)
         job[Job.OUT] = out.data_ptr()
-        job[Job.TILES] = _shapes(min(rows, TILE_ROWS))[1]
-        self._run(job, torch.get_num_threads())
+        self._run(job, shape)
         begins = accumulate((rows * apart for apart in self._apart), initial=0)
         wide = zip(self.columns, self._apart, begins, strict=False)
         return [out.as_strided((*shape, columns), _strides(shape, apart), begin) for columns, apart, begin in wide]
@@ -242,14 +233,6 @@ def _pairs(numbers: Tensor) -> Tensor:
     return numbers.view(torch.int32)
 
 
-def _panel(blocks: int, inputs: int, rows: int) -> int:
-    """Blocks of weights that a worker takes at once: as many for each worker, as far as that is possible."""
-    workers = torch.get_num_threads()
-    most = 1 if rows <= _FEW else 4 if rows <= _SOME else max(1, _PANEL_BYTES // (2 * COLUMNS * inputs))
-    rounds = -(-blocks // (workers * most))
-    return -(-blocks // (workers * rounds))
-
-
 def _apart(columns: int) -> int:
     """How far apart rows of so many numbers should lie: an odd number of lines of the innermost cache.
 
@@ -262,13 +245,6 @@ def _apart(columns: int) -> int:
 def _kernel(gate: Activation | None, shelf: Shelf) -> machine.Compiled:
     """Compiled once in a process."""
     return machine.Compiled("product" if gate is None else f"product, {gate}", product.write(gate), shelf)
-
-
-@cache
-def _shapes(rows: int) -> tuple[object, int]:
-    """Shapes of tiles for so many rows, and their address."""
-    held = ctypes.create_string_buffer(tile_shapes(rows))
-    return held, ctypes.addressof(held)
 
 
 def _fits(linear: nn.Linear) -> bool:

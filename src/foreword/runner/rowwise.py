@@ -6,9 +6,10 @@ numbers, and what no kernel does in the same way stays as it is.
 
 import inspect
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
+from math import prod
 from typing import cast
 
 import torch
@@ -70,7 +71,7 @@ class Norm(nn.Module):
         x = x.contiguous()
         out = torch.empty_like(x)
         size = x.shape[-1]
-        self._work.run((x.numel() // size, size, 1), x, out, size * x.element_size())
+        self._work.run((x.shape[:-1], size, 1), x, out, size * x.element_size())
         return out
 
 
@@ -99,7 +100,7 @@ class Gate(nn.Module):
         out = torch.empty_like(up)
         self._work.job[Job.Y] = up.data_ptr()
         size = gate.shape[-1]
-        self._work.run((gate.numel() // size, size, 1), gate, out, size * gate.element_size())
+        self._work.run((gate.shape[:-1], size, 1), gate, out, size * gate.element_size())
         return out
 
 
@@ -128,8 +129,28 @@ class Turn:
         work.job[Job.Z] = sin.data_ptr()
         work.job[Job.HEADS] = heads
         work.job[Job.X_HEAD] = states.stride(1) * element
-        work.run((rows, dim, heads), states, out, states.stride(2) * element)
+        work.run(((rows,), dim, heads), states, out, states.stride(2) * element)
         return out.transpose(1, 2)
+
+
+class Sum:
+    """Stands in for the sum of two tensors."""
+
+    def __init__(self, shelf: Shelf = NOWHERE) -> None:
+        self._works = {dtype: Work(Form("sum", half=dtype is torch.bfloat16), shelf) for dtype in _DTYPES}
+
+    def takes(self, x: object, y: object) -> bool:
+        """Whether the kernel takes such terms."""
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.shape != y.shape or x.dtype is not y.dtype:
+            return False
+        dense = x.is_contiguous() and y.is_contiguous()
+        return dense and x.dtype in _DTYPES and x.dim() > 1 and x.numel() > 0 and x.shape[-1] % STEP == 0
+
+    def __call__(self, x: Tensor, y: Tensor, out: Tensor) -> None:
+        """Write `x + y`, all [..., size]."""
+        work, size = self._works[x.dtype], x.shape[-1]
+        work.job[Job.Y] = y.data_ptr()
+        work.run((x.shape[:-1], size, 1), x, out, size * x.element_size())
 
 
 class Work:
@@ -139,8 +160,8 @@ class Work:
         self.job = machine.new_job(Job)
         self._code = _kernel(form, shelf)
 
-    def run(self, extent: tuple[int, int, int], x: Tensor, out: Tensor, x_row: int) -> None:
-        """Do it for so many rows of so many numbers, of which a row of `out` has a multiple.
+    def run(self, extent: tuple[Sequence[int], int, int], x: Tensor, out: Tensor, x_row: int) -> None:
+        """Do it for rows in such a shape, of so many numbers, of which a row of `out` has a multiple.
 
         Rows of `x` lie `x_row` bytes apart, those of `out` one right after the other.
         """
@@ -148,12 +169,12 @@ class Work:
         job = self.job
         job[Job.NEXT] = 0
         job[Job.STRIP] = max(1, _STRIP_NUMBERS // (size * multiple))
-        job[Job.ROWS] = rows
+        job[Job.ROWS] = prod(rows)
         job[Job.SIZE] = size
         job[Job.X] = x.data_ptr()
         job[Job.X_ROW] = x_row
         job[Job.OUT] = out.data_ptr()
-        self._code.run(job, torch.get_num_threads() if rows * size * multiple > _ALONE_NUMBERS else 0)
+        self._code.run(job, rows, _ALONE_NUMBERS // (size * multiple))
 
 
 class _Asked:

@@ -68,7 +68,7 @@ class ModelRunner:
     ) -> None:
         """`backend` reads and writes `memory`; `room` says what a step of so many rows is padded to.
 
-        With a recorder small steps are recorded and replayed.
+        With a recorder steps are recorded and replayed.
         """
         self._model = model
         self._room = room
@@ -136,7 +136,7 @@ class ModelRunner:
         return self.ingredients
 
     def record(self, recorder: Recorder | None) -> None:
-        """Forget what was recorded, and record small steps with this from now on; None: no longer."""
+        """Forget what was recorded, and record steps with this from now on; None: no longer."""
         device = self.memory.buffer.device
         self._recorder = recorder
         self._graphs = None if recorder is None else Graphs(self._compute, self._backend, recorder, device)

@@ -82,7 +82,9 @@ class LlvmBackend:
 
     def begin(self, segments: tuple[Segment, ...], total: int) -> "LlvmStep":
         """Start a step of `total` rows: those of the segments, in order, then padding."""
-        step = LlvmStep(self, total, len(segments), sum(len(segment.blocks) for segment in segments))
+        blocks = sum(len(segment.blocks) for segment in segments)
+        padding = total - sum(segment.count for segment in segments)
+        step = LlvmStep(self, total, len(segments), blocks, padding)
         step.refill(segments)
         return step
 
@@ -98,11 +100,11 @@ class LlvmBackend:
 class LlvmStep:
     """One step's work, used by every layer; another step's can be put in its place. See `backend.Fixed`."""
 
-    def __init__(self, backend: LlvmBackend, rows: int, segments: int, blocks: int) -> None:
-        """Make room for so many rows, segments, and blocks in all their tables."""
+    def __init__(self, backend: LlvmBackend, rows: int, segments: int, blocks: int, padding: int = 0) -> None:
+        """Make room for so many rows, segments, and blocks in all tables; the last rows are `padding` for good."""
         self._backend = backend
         self._rows = rows
-        self._used = 0
+        self._padding = padding
         self._threads = torch.get_num_threads()
         self._tables = torch.zeros(blocks, dtype=torch.int32)
         self._slots = torch.full((rows,), -1)
@@ -133,7 +135,6 @@ class LlvmStep:
         strips = {most: cut(segments, most, size, CHUNK) for most in self._strips}
         if any(len(found) > self._strips[most].most for most, found in strips.items()):
             return False
-        self._used = len(slots)
         _put(self._slots, slots, -1)
         self._tables[: len(tables)] = torch.tensor(tables, dtype=torch.int32)
         for most, found in strips.items():
@@ -148,8 +149,8 @@ class LlvmStep:
         kernel, element = self._backend.kernels[call.layer], call.value.element_size()
         query, key, value = (_near(states) for states in (call.query, call.key, call.value))
         out = value.new_empty(self._rows, query.shape[0], value.shape[2])
-        if self._rows > self._used:
-            out[self._used :].zero_()
+        if self._padding:
+            out[-self._padding :].zero_()
         sinks = None if call.scoring.sinks is None else call.scoring.sinks.float() * LOG2_E
         self._describe(call, kernel.form)
         self._put_away(kernel, key, value)
@@ -159,7 +160,7 @@ class LlvmStep:
         job[Job.QUERY_HEAD] = query.stride(0) * element
         job[Job.OUT] = out.data_ptr()
         job[Job.SINKS] = 0 if sinks is None else sinks.data_ptr()
-        kernel.attend.run(job, self._threads)
+        kernel.attend.run(job, threads=self._threads)
         return out
 
     def _describe(self, call: Call, form: Form) -> None:
@@ -187,7 +188,7 @@ class LlvmStep:
         job[store.Job.VALUE] = value.data_ptr()
         job[store.Job.VALUE_ROW] = value.stride(1) * element
         job[store.Job.VALUE_HEAD] = value.stride(0) * element
-        kernel.store.run(job, self._threads if self._rows > store.STRIP else 0)
+        kernel.store.run(job, (self._rows,), store.STRIP)
 
 
 class _Strips:

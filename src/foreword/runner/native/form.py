@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from foreword.runner.native import machine
 from foreword.runner.native.writer import LANES
 
 CHUNK = 64
@@ -24,11 +25,12 @@ MOST_ROWS = 192
 class Job(IntEnum):
     """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
 
-    NEXT = 0
+    NEXT = machine.NEXT
     """The next item; workers count it up."""
-    WORKERS = 1
+    NUM_STRIPS = machine.ROWS
+    """It takes strips of rows."""
+    WORKERS = 2
     """Workers that have come so far."""
-    NUM_STRIPS = 2
     STRIPS = 3
     """int32 [n, 4]: see `attention.strips`, as for the next two."""
     PARTS = 4

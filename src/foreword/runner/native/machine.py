@@ -2,8 +2,9 @@
 
 import ctypes
 import importlib
+import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from hashlib import sha256
@@ -20,8 +21,12 @@ from foreword.runner.native.shelf import NOWHERE, Shelf
 
 Job = ctypes.Array[ctypes.c_int64]
 """What a kernel is given: integers and addresses."""
+NEXT, ROWS = 0, 1
+"""Places that every job has: the next item of work, which workers count up, and how many rows there are."""
 _ARCH_PRCTL, _ASK_FOR_FEATURE, _TILE_DATA = 158, 0x1023, 18
 """Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
+_FUTEX: Mapping[str, int] = {"x86_64": 202, "aarch64": 98}
+"""By processor."""
 _LEVEL = 3
 """How much is optimised."""
 
@@ -50,11 +55,16 @@ def multiplies_tiles() -> bool:
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_FEATURE, _TILE_DATA) == 0
 
 
-class Witness(TorchDispatchMode):
-    """Whoever is told of each launch in its thread before it takes place, beside each operation of torch."""
+def is_x86() -> bool:
+    """Whether the processor is one of the x86-64 family."""
+    return _host()["triple"].startswith("x86_64")
 
-    def launched(self, code: "Compiled", job: Job, threads: int) -> None:
-        """Take note of what is to run, and of the job as it is before."""
+
+class Witness(TorchDispatchMode):
+    """Whoever is told of each launch in its thread, in the place of it, beside each operation of torch."""
+
+    def launched(self, code: "Compiled", job: Job, rows: Sequence[int], brief: int) -> None:
+        """Take note of what was to run, with the job as it is now; the rest is as `Compiled.run` has it."""
         raise NotImplementedError
 
 
@@ -76,25 +86,28 @@ class Compiled:
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
-        self._address = self._engine.get_function_address("work")
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
-        self._brief = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self.address = self._engine.get_function_address("work")
+        """Where the function begins."""
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+        self._brief = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
-    def run(self, job: Job, threads: int) -> None:
-        """Call it on several threads at once; returns when all have returned.
+    def run(self, job: Job, rows: Sequence[int] = (), brief: int = 0, *, threads: int | None = None) -> None:
+        """Call it on all of torch's threads at once, or on so many; returns when all have returned.
 
-        0 threads: on this one alone, and nobody else runs Python meanwhile, for work that is over at once.
+        `rows` are the sizes that the job's rows come from, the outermost first. Up to `brief` rows are over at once:
+        they run on this thread alone, and nobody else runs Python meanwhile.
         """
         witness = _get_current_dispatch_mode()
         if isinstance(witness, Witness):
-            witness.launched(self, job, threads)
-        team = _team()
-        if threads == 0:
+            return witness.launched(self, job, rows, brief)
+        threads, team = threads or torch.get_num_threads(), _team()
+        if job[ROWS] <= brief:
             self._brief(ctypes.addressof(job))
         elif threads == 1 or team is None:
             self._alone(ctypes.addressof(job))
         else:
-            team(self._address, ctypes.addressof(job), threads, 0)
+            team.GOMP_parallel(self.address, ctypes.addressof(job), threads, 0)
+        return None
 
 
 def _compile(text: str, target: Any) -> bytes:
@@ -126,10 +139,31 @@ def new_job(fields: type[IntEnum]) -> Job:
 
 @cache
 def _team() -> Any:
-    """How torch's OpenMP library starts a team of threads: the ones that torch uses itself. None: no such library."""
+    """Torch's OpenMP library, whose teams are the threads that torch uses itself. None: there is no such."""
     for file in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
-        start = ctypes.CDLL(str(file)).GOMP_parallel
-        start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        start.restype = None
-        return start
+        library = ctypes.CDLL(str(file))
+        library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        library.GOMP_parallel.restype = None
+        return library
     return None
+
+
+@cache
+def team_size_address() -> int:
+    """Of a function that says in each thread of a team how many there are. 0: there are no teams."""
+    return 0 if _team() is None else _address(_team().omp_get_num_threads)
+
+
+@cache
+def system_address() -> int:
+    """Of C's `syscall`."""
+    return _address(ctypes.CDLL(None).syscall)
+
+
+def futex_number() -> int | None:
+    """What to tell the system to sleep until another thread wakes this one. None: not known here."""
+    return _FUTEX.get(platform.machine()) if sys.platform == "linux" else None
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

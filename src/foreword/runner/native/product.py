@@ -12,8 +12,9 @@ depend on how many rows there are, by construction.
 
 from enum import IntEnum
 
+from foreword.runner.native import machine
 from foreword.runner.native.activation import Activation, activate
-from foreword.runner.native.form import TILE_BYTES, TILE_ROWS
+from foreword.runner.native.form import TILE_BYTES, TILE_ROWS, tile_shapes
 from foreword.runner.native.worker import Worker
 from foreword.runner.native.writer import FLOATS, HALVES, I8, I32, I64, LANES, POINTER, Value, ir
 
@@ -24,6 +25,10 @@ STEP = 32
 STRIP = 256
 """Rows of an item, at most."""
 _STEP_BYTES = 2 * STEP * COLUMNS
+_PANEL_BYTES = 2**19
+"""Of a panel's weights: they should stay in a core's own cache while a strip's rows pass by."""
+_FEW, _SOME = 32, 128
+"""Rows up to which weights are taken one block at a time, or a few: reading them is what takes the time then."""
 _ROWS = 2 * TILE_ROWS
 """Multiplied together."""
 _LEFT, _RIGHT = 4, 6
@@ -33,11 +38,13 @@ _LEFT, _RIGHT = 4, 6
 class Job(IntEnum):
     """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
 
-    NEXT = 0
+    NEXT = machine.NEXT
     """The next item; workers count it up. Strips of one panel come one after the other."""
-    ROWS = 1
-    STRIPS = 2
-    ITEMS = 3
+    ROWS = machine.ROWS
+    ROOM = 2
+    """Rows that there is room for in each part of the result."""
+    WORKERS = 3
+    """How many there are, at most."""
     BLOCKS = 4
     STEPS = 5
     """Inputs, 32 at a time."""
@@ -50,11 +57,7 @@ class Job(IntEnum):
     PARTS = 10
     """int32 [blocks, 2]: where the part of the result that a block is in begins; numbers from row to row there."""
     OUT = 11
-    """Parts one after the other, each [rows, numbers from row to row]."""
-    PANEL = 12
-    """Blocks of a panel."""
-    TILES = 13
-    """What LDTILECFG reads."""
+    """Parts one after the other, each [room, numbers from row to row]."""
 
 
 def write(gate: Activation | None = None) -> str:
@@ -78,24 +81,40 @@ class _Worker(Worker):
         """Columns of the result that a block makes."""
         self.sums = self.scratch(_ROWS * COLUMNS * 4)
         self.before = self.scratch(TILE_BYTES)
-        self.steps, self.strips, self.x_row = (self.field(place) for place in (Job.STEPS, Job.STRIPS, Job.X_ROW))
+        self.rows, self.steps, self.x_row = (self.field(place) for place in (Job.ROWS, Job.STEPS, Job.X_ROW))
+        self.strips = self.w.upwards(self.rows, self.w.number(STRIP))
+        self.panel = self._panel()
         # Of the sums that are to be rounded yet: how many rows, how far apart they are to lie, where, and their biases.
         self.due, self.due_apart = (self.w.b.alloca(I64) for _ in range(2))
         self.due_out, self.due_bias = (self.w.b.alloca(POINTER) for _ in range(2))
 
     def write(self) -> None:
         """Take items until there are none."""
-        w, items = self.w, self.field(Job.ITEMS)
-        with self.tiles(self.pointer(Job.TILES), self.before), self.taking(Job.NEXT, w.number(1), items) as item:
+        w = self.w
+        held = w.smaller(self.rows, w.number(TILE_ROWS))
+        shapes = w.constant(b"".join(tile_shapes(rows) for rows in range(1, TILE_ROWS + 1)))
+        shape = w.at(shapes, w.times(w.plus(held, -1), TILE_BYTES))
+        items = w.b.mul(w.upwards(self.field(Job.BLOCKS), self.panel), self.strips)
+        with self.tiles(shape, self.before), self.taking(Job.NEXT, w.number(1), items) as item:
             self._item(item)
         w.b.ret_void()
 
+    def _panel(self) -> Value:
+        """Blocks of weights that a worker takes at once: as many for each worker, as far as that is possible."""
+        w, blocks, workers = self.w, self.field(Job.BLOCKS), self.field(Job.WORKERS)
+        many = w.b.sdiv(w.number(_PANEL_BYTES // _STEP_BYTES), self.steps)
+        most = w.b.select(w.b.icmp_signed(">", many, w.number(1)), many, w.number(1))
+        for rows, few in ((_SOME, 4), (_FEW, 1)):
+            most = w.b.select(w.b.icmp_signed("<=", self.rows, w.number(rows)), w.number(few), most)
+        rounds = w.upwards(blocks, w.b.mul(workers, most))
+        return w.upwards(blocks, w.b.mul(workers, rounds))
+
     def _item(self, item: Value) -> None:
-        w, panel = self.w, self.field(Job.PANEL)
-        block = w.b.mul(w.b.sdiv(item, self.strips), panel)
-        self.blocks = block, w.smaller(w.b.add(block, panel), self.field(Job.BLOCKS))
+        w = self.w
+        block = w.b.mul(w.b.sdiv(item, self.strips), self.panel)
+        self.blocks = block, w.smaller(w.b.add(block, self.panel), self.field(Job.BLOCKS))
         first = w.times(w.b.srem(item, self.strips), STRIP)
-        end = w.smaller(w.plus(first, STRIP), self.field(Job.ROWS))
+        end = w.smaller(w.plus(first, STRIP), self.rows)
         rest = w.b.add(first, w.times(w.b.sdiv(w.b.sub(end, first), w.number(_ROWS)), _ROWS))
         full = w.number(TILE_ROWS)
         w.b.store(w.number(0), self.due)
@@ -118,7 +137,7 @@ class _Worker(Worker):
             part = w.at(self.pointer(Job.PARTS), w.times(block, 8))
             begin, apart = (w.b.sext(w.load(I32, part, 4 * place), I64) for place in range(2))
             column = w.b.sub(w.times(block, self.width), begin)
-            ahead = w.b.add(w.b.add(w.b.mul(begin, self.field(Job.ROWS)), w.b.mul(row, apart)), column)
+            ahead = w.b.add(w.b.add(w.b.mul(begin, self.field(Job.ROOM)), w.b.mul(row, apart)), column)
             w.b.store(count, self.due)
             w.b.store(w.times(apart, 2), self.due_apart)
             w.b.store(w.at(self.pointer(Job.OUT), w.times(ahead, 2)), self.due_out)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, cast
 
+from foreword.runner.native import machine
 from foreword.runner.native.activation import Activation, activate
 from foreword.runner.native.worker import Worker
 from foreword.runner.native.writer import F32, FLOATS, HALVES, LANES, Value, ir
@@ -21,17 +22,17 @@ STEP = 2 * LANES
 class Job(IntEnum):
     """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
 
-    NEXT = 0
+    NEXT = machine.NEXT
     """The next row; workers count it up."""
-    STRIP = 1
+    ROWS = machine.ROWS
+    STRIP = 2
     """Rows that a worker takes at once."""
-    ROWS = 2
     SIZE = 3
     """Numbers in a row, a multiple of 32."""
     X = 4
     X_ROW = 5
     Y = 6
-    """The second operand: weights of a norm (float32), what a gate lets through, cosines of a rotation."""
+    """The second operand: weights of a norm (float32), what a gate lets through, a sum adds; cosines of a rotation."""
     Z = 7
     """The third: sines of a rotation; bits of a norm's epsilon."""
     OUT = 8
@@ -41,7 +42,7 @@ class Job(IntEnum):
     X_HEAD = 10
 
 
-Kind = Literal["norm", "late norm", "silu", "gelu", "turn"]
+Kind = Literal["norm", "late norm", "silu", "gelu", "sum", "turn"]
 """
 norm
     `weight * round(x / rms(x))`
@@ -49,6 +50,8 @@ late norm
     `round(x / rms(x) * weight)`, in float32 up to the end
 silu, gelu
     `round(f(x)) * y`
+sum
+    `x + y`
 turn
     rotary embedding of neighbouring halves: `round(x * cos) + round(rotate_half(x) * sin)`
 """
@@ -87,6 +90,7 @@ class _Worker(Worker):
             "late norm": self._norm,
             "silu": self._gate,
             "gelu": self._gate,
+            "sum": self._sum,
             "turn": self._turn,
         }[self.form.kind]
         strip, rows = self.field(Job.STRIP), self.field(Job.ROWS)
@@ -130,6 +134,14 @@ class _Worker(Worker):
                 place = w.plus(column, LANES * i)
                 own = self._round(activate(w, kind, self._load(x, place)))
                 self._store(b.fmul(own, self._load(y, place)), out, place)
+
+    def _sum(self, row: Value) -> None:
+        w = self.w
+        out, *terms = (self._out(row, self.size), *(self._row(f, row, self.field(Job.X_ROW)) for f in (Job.X, Job.Y)))
+        with self._columns() as column:
+            for i in range(2):
+                place = w.plus(column, LANES * i)
+                self._store(w.b.fadd(*(self._load(term, place) for term in terms)), out, place)
 
     def _turn(self, row: Value) -> None:
         w, b = self.w, self.w.b

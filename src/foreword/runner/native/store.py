@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from foreword.runner.native import machine
 from foreword.runner.native.worker import Worker
 from foreword.runner.native.writer import I64, INTS, Value, ir
 
@@ -14,9 +15,9 @@ STRIP = 16
 class Job(IntEnum):
     """A job is an array of 64-bit integers: what each place holds. Distances are in bytes."""
 
-    NEXT = 0
+    NEXT = machine.NEXT
     """The next row; workers count it up."""
-    ROWS = 1
+    ROWS = machine.ROWS
     SLOTS = 2
     """int64 [rows]: block * block_size + place in the block; -1 for a row that is not stored."""
     SPAN = 3

@@ -36,6 +36,20 @@ class _BFloat(ir.Type):
 
 HALVES = ir.VectorType(_BFloat(), LANES)
 
+
+class Function:
+    """A function whose address was found at run time, for the builder to call."""
+
+    def __init__(self, address: "Value", result: "Value", arguments: "Sequence[Value]") -> None:
+        self.type = address.type
+        self.function_type = ir.FunctionType(result, arguments)
+        self._address = address
+
+    def get_reference(self) -> str:
+        """How the builder names it."""
+        return self._address.get_reference()
+
+
 LOG2_E = 1 / math.log(2)
 EXP2 = (1.0, 0.6931471824645996, 0.24022646248340607, 0.0555032864, 0.00961848907, 0.00133999309, 0.000153458124)
 """Coefficients of a polynomial for 2^r, |r| <= 1/2, of least relative error: 2e-9 of its own, 8e-8 in float32."""
@@ -104,7 +118,8 @@ class Writer:
         module = self.function.module
         known = module.globals.get(name)
         if known is None:
-            known = ir.Function(module, ir.FunctionType(kind, [value.type for value in arguments]), name)
+            kinds = [POINTER if isinstance(value.type, ir.PointerType) else value.type for value in arguments]
+            known = ir.Function(module, ir.FunctionType(kind, kinds), name)
         return self.b.call(known, arguments)
 
     def constant(self, value: bytes) -> Value:
@@ -133,6 +148,10 @@ class Writer:
     def smaller(self, a: Value, b: Value) -> Value:
         """The smaller of two integers."""
         return self.b.select(self.b.icmp_signed("<", a, b), a, b)
+
+    def upwards(self, value: Value, divisor: Value) -> Value:
+        """An integer divided by another, rounded up; both are positive."""
+        return self.b.sdiv(self.plus(self.b.add(value, divisor), -1), divisor)
 
     def load_halves(self, base: Value, distance: Value = 0) -> Value:
         """16 numbers of bfloat16 out of memory, as the words of float32 that they are the upper halves of."""
