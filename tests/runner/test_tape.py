@@ -1,5 +1,6 @@
 """Small steps on a CPU are recorded and replayed: the same bits, without the model's code."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -205,6 +206,26 @@ def test_rows_are_followed_only_where_those_of_one_token_lie_together() -> None:
     assert share((1, 9, 37), 37) == share((74,), 37) == share((), 37) == share((1, 1), 37) == 0
 
 
+def test_launches_have_as_many_rows_as_there_are_tokens_or_tokens_wanted() -> None:
+    shapes = ((1, 37, 32), (41, 32), (37, 2, 32), (2, 37, 32), (5, 32))
+    extent = Extent(rows=37, segments=41, longest=37)
+
+    def work() -> torch.Tensor:
+        return torch.cat([(torch.ones(shape) + torch.ones(shape)).flatten() for shape in shapes])
+
+    tape = TapeRecorder(follows=True).record(work, extent)
+    assert tape._rows.tolist() == [[1, 0, 0], [0, 1, 0], [2, 0, 0], [0, 0, 74], [0, 0, 5]]
+    tape = TapeRecorder(follows=False).record(work, extent)
+    assert tape._rows.tolist() == [[0, 0, 37], [0, 0, 41], [0, 0, 74], [0, 0, 74], [0, 0, 5]]
+
+
+def test_nothing_else_of_a_model_is_as_long_as_a_step_that_is_recorded() -> None:
+    for extent in TapeRecorder(follows=True).extents:
+        assert extent.rows != extent.segments
+        for size in (extent.rows, extent.segments):
+            assert all(size % divisor for divisor in range(2, size)), f"{size} is no prime"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(1, 37, 64), (3, 32), (1, 1000, 96)])
 def test_a_sum_has_the_bits_of_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -247,6 +268,30 @@ def test_a_tape_reads_what_is_there_when_it_is_replayed() -> None:
     assert torch.equal(replay(), work())
     x.copy_(torch.tensor([1.0, 0.0, 5.0, 7.0, 9.0, 11.0]))
     assert torch.equal(replay(), work())
+
+
+def test_what_was_there_before_stays_for_as_long_as_its_tape() -> None:
+    """A launch knows where its operands lie, and holds none of them."""
+    given = [torch.ones(2, 64)]
+    seen = weakref.ref(given[0])
+    replay = record(lambda: given[0] + given[0])
+    given.clear()
+    assert seen() is not None
+    assert torch.equal(replay(), torch.full((2, 64), 2.0))
+    del replay
+    assert seen() is None
+
+
+def test_a_sum_of_multiples_is_torchs() -> None:
+    x, y = torch.ones(2, 64), torch.full((2, 64), 3.0)
+    assert torch.equal(record(lambda: torch.add(x, y, alpha=2))(), torch.full((2, 64), 7.0))
+
+
+def test_another_look_at_the_same_memory_costs_nothing() -> None:
+    tape = TapeRecorder().record(lambda: X.view(2, 3).t()[1:], SOME)
+    assert not tape._steps
+    assert torch.equal(tape.replay(6, 6), X.view(2, 3).t()[1:])
+    assert len(TapeRecorder().record(lambda: X.view(2, 3).t()[1:] * 2, SOME)._steps) == 1
 
 
 @pytest.mark.parametrize(

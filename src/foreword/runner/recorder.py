@@ -1,10 +1,10 @@
 """Recorded forwards on a CPU: what a step of a size does is noted once, and then done again without the model.
 
-Of a small step that way takes longer than the work itself. While a step is recorded, every operation of torch is seen
-on its way (`TorchDispatchMode`), and every launch of a kernel of ours, which is noted instead of run: views and memory
-stay as they are, the rest goes on the tape. Launches that follow each other are one program (`native.program`). Memory
-for what is made on the way is lent, the same for all tapes. What would make a step depend on numbers it computes (a
-mixture that looks which experts it needs) cannot be recorded and is refused.
+In a small step Python's way through the model takes longer than the work itself. While a step is recorded, every
+operation of torch is seen on its way (`TorchDispatchMode`), and every launch of a kernel of ours, which is noted
+instead of run: views and memory stay as they are, the rest goes on the tape. Launches that follow each other are one
+program (`native.program`). Memory for what is made on the way is lent, the same for all tapes. What would make a step
+depend on numbers it computes (a mixture that looks which experts it needs) cannot be recorded and is refused.
 
 Where all products are kernels of ours, what is replayed computes only the rows that a step has, so a few sizes do.
 """

@@ -1,7 +1,8 @@
 """Norms, gates and rotations of a model on a CPU, each by one kernel of ours where torch makes it of many small ones.
 
 The library's code stays the definition: what one of its modules or functions does is found out by asking it, on random
-numbers, and what no kernel does in the same way stays as it is.
+numbers, and what no kernel does in the same way stays as it is. Sums are nobody's module: `recorder` sees them on their
+way, and has a kernel make them in a recorded step.
 """
 
 import inspect

@@ -78,7 +78,9 @@ class Tape:
         for launched, group in groupby(notes, key=lambda note: isinstance(note, Launch)):
             if launched:
                 count = len(list(group))
-                yield partial(self._play, self._job(first, count), self._launches[first : first + count])
+                launches = self._launches[first : first + count]
+                # Not of this object: a tape that is dropped is gone at once, and so is what it kept.
+                yield partial(_play, self._code, self._threads, launches, self._job(first, count))
                 first += count
             else:
                 yield from cast("Iterable[Callable[[], object]]", group)
@@ -92,8 +94,10 @@ class Tape:
         job[program.Job.FUTEX] = machine.futex_number() or 0
         return job
 
-    def _play(self, job: machine.Job, launches: Tensor) -> None:
-        job[program.Job.WORKERS] = job[program.Job.MET] = 0
-        # No team is woken for what is over at once.
-        brief = len(launches) if len(launches) < _SHORT and bool(launches[:, program.Launch.BRIEF].all()) else 0
-        self._code.run(job, brief=brief, threads=self._threads)
+
+def _play(code: machine.Compiled, threads: int, launches: Tensor, job: machine.Job) -> None:
+    """Run a program with its job."""
+    job[program.Job.WORKERS] = job[program.Job.MET] = 0
+    # No team is woken for what is over at once.
+    brief = len(launches) if len(launches) < _SHORT and bool(launches[:, program.Launch.BRIEF].all()) else 0
+    code.run(job, brief=brief, threads=threads)

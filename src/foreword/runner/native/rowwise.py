@@ -1,4 +1,4 @@
-"""What stands between a model's products, a row at a time: norms, gates, rotations.
+"""What stands between a model's products, a row at a time: norms, gates, rotations, sums.
 
 Torch makes each of them of many small operations, with a pass over memory for each. Roundings are those of the
 library's code: where it goes through bfloat16 on the way, so does this. A row's operations are its own.
