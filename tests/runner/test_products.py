@@ -15,7 +15,7 @@ from foreword.runner import library, rowwise
 from foreword.runner import linear as linear_module
 from foreword.runner import products as products_module
 from foreword.runner.linear import PortionedLinear, pad_rows
-from foreword.runner.native import machine
+from foreword.runner.native import machine, product
 from foreword.runner.products import Heard, Products, TiledLinear, listen, take_over
 from tests.runner.models import CONFIGS, SIZES, build, runner_around, t
 
@@ -78,6 +78,20 @@ def test_a_row_has_the_same_bits_among_any_others() -> None:
             given = x[:count]
             assert other(given).shape == (count, 64)
             assert torch.equal(beside(given), whole[:count])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_panels_are_as_large_as_rows_ask_for_and_enough_for_all_workers() -> None:
+    (ours,) = stand_ins(linear(64, 1024))
+    assert isinstance(ours, TiledLinear) == HAS_TILES
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for rows, items in ((1, 32), (32, 32), (33, 8), (128, 8), (129, 2), (256, 2), (257, 4)):
+            ours(torch.randn(rows, 64).bfloat16())
+            if isinstance(ours, TiledLinear):
+                assert ours._laid._job[product.Job.NEXT] == items + 2, "each worker asks once in vain"
     finally:
         torch.set_num_threads(threads)
 

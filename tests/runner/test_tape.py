@@ -18,6 +18,7 @@ from foreword.runner.native import machine
 from foreword.runner.recorder import TapeRecorder, share
 from foreword.runner.rowwise import Sum
 from foreword.runner.runner import ModelRunner
+from foreword.runner.tape import Tape
 from foreword.schedule.plan import Chunk, Draw, Plan
 from tests.runner.models import CONFIGS, SIZES, build, runner_around
 
@@ -179,7 +180,12 @@ def test_rows_around_the_borders_of_sizes(family: str, monkeypatch: pytest.Monke
         assert torch.equal(logits(ours, step), logits(theirs, step)), many
     assert torch.equal(ours.memory.buffer, theirs.memory.buffer)
     if follows:
-        assert len(forwards) == 8, "four sizes, each recorded once and tried once"
+        assert forwards == [1031, 3, 37, 1, 131, 3, 367, 3], "four sizes, each recorded once and tried once on few rows"
+        tape = tape_of(ours)
+        assert tape._fitted == (1, 1), "of 37 rows just one was computed"
+        if family == "llama":  # its heads are not turned round between products
+            besides = int(tape._rows[:, 2].count_nonzero())
+            assert besides == SIZES["num_hidden_layers"], "all launches but attention's follow rows"
         step = plan((0, 0, 1032), tokens=1100)
         assert torch.equal(logits(ours, step), logits(theirs, step))
         assert len(forwards) == 9, "a larger step runs as usual"
@@ -330,13 +336,23 @@ def test_what_a_step_writes_on_its_way_takes_little_memory() -> None:
     assert torch.equal(replay(), again())
 
 
+def tape_of(runner: ModelRunner) -> Tape:
+    """Of the least size."""
+    assert runner._graphs is not None
+    frame = runner._graphs._frames[runner._graphs._extents[0]]
+    assert frame is not None
+    assert isinstance(frame.recorded, Tape)
+    return frame.recorded
+
+
 def count_forwards(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each, from now on."""
     forwards: list[int] = []
     really = runner._compute
 
-    def counted(*arguments: Any) -> torch.Tensor:
-        forwards.append(1)
-        return really(*arguments)
+    def counted(ids: torch.Tensor, *further: Any) -> torch.Tensor:
+        forwards.append(ids.shape[1])
+        return really(ids, *further)
 
     monkeypatch.setattr(runner, "_compute", counted)
     recorder = runner._recorder
