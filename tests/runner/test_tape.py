@@ -134,6 +134,19 @@ def test_other_weights_are_recorded_anew() -> None:
     assert not torch.equal(before, logits(runner, STEPS[4]))
 
 
+def test_how_a_model_is_recorded_is_its_own_also_when_it_was_loaded_again() -> None:
+    odd = wide("llama")
+    odd.intermediate_size = 100  # of which no kernel of ours makes the product
+    ours, theirs = build(wide("llama"), torch.bfloat16), build(odd, torch.bfloat16)
+    for before, after, follows in ((ours, theirs, False), (theirs, ours, machine.multiplies_tiles())):
+        runner, fresh, other = runner_around(before), runner_around(after), runner_around(after)
+        runner.load_again = lambda fresh=fresh: fresh
+        runner.reload()
+        assert isinstance(runner._recorder, TapeRecorder)
+        assert runner._recorder.follows == follows
+        assert [torch.equal(logits(runner, step), logits(other, step)) for step in STEPS] == [True] * len(STEPS)
+
+
 def test_more_blocks_than_there_is_room_for_run_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llvm, "_FIXED_BLOCKS", 3)
     runner = runner_around(build(wide("llama"), torch.bfloat16))

@@ -132,7 +132,7 @@ class ModelRunner:
         self._model, self._backend = fresh._model, fresh._backend.over(ours)  # noqa: SLF001  one of our own kind
         self.card, self._keeps_rows, self._room = fresh.card, fresh._keeps_rows, fresh._room  # noqa: SLF001
         self._before = None
-        self.record(self._recorder)  # what was recorded reads the old weights
+        self.record(fresh._recorder)  # noqa: SLF001  what was recorded reads the old weights
         return self.ingredients
 
     def record(self, recorder: Recorder | None) -> None:
