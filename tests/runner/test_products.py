@@ -1,8 +1,9 @@
 """Who multiplies by a model's weights: the kernel for tile registers where there are any, else torch in portions."""
 
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from foreword.base.errors import InvariantBroken
 from foreword.runner import library, rowwise
 from foreword.runner import linear as linear_module
 from foreword.runner import products as products_module
-from foreword.runner.linear import PortionedLinear, pad_rows
+from foreword.runner.linear import PortionedLinear, StandIn, pad_rows
 from foreword.runner.native import machine, product
 from foreword.runner.products import Heard, Products, TiledLinear, listen, take_over
 from tests.runner.models import CONFIGS, SIZES, build, runner_around, t
@@ -34,9 +35,9 @@ def linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
 
 
 def stand_ins(*linears: nn.Linear) -> list[nn.Module]:
-    """What takes the place of layers that are given the same rows."""
-    model = nn.ModuleList(linears)
-    assert take_over(model, [linears]).exact
+    """What takes the place of layers that are given the same rows; these stay as they are."""
+    model = nn.ModuleList(deepcopy(linears))
+    assert take_over(model, [cast("list[nn.Linear]", list(model))]).exact
     return list(model)
 
 
@@ -240,17 +241,32 @@ def test_a_large_model_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> No
     model = build(CONFIGS["llama"](), torch.bfloat16)
     size = sum(module.weight.nbytes for module in model.modules() if isinstance(module, nn.Linear))
     monkeypatch.setattr(linear_module, "_time", lambda matrix, x, way: float(way != "packed"))
-    monkeypatch.setattr(products_module, "PACKED_BYTES", size - 1)
-    assert take_all(deepcopy(model)).ingredient == "torch"
-    for tiles in (HAS_TILES, False):
-        monkeypatch.setattr(machine, "multiplies_tiles", lambda tiles=tiles: tiles)
-        for limit, twice in ((size, True), (size - 1, False)):
-            monkeypatch.setattr(products_module, "PACKED_BYTES", limit)
-            take_all(copy := deepcopy(model))
-            layers = list(copy.modules())
-            ways = {p.way for one in layers if isinstance(one, PortionedLinear) for p in one.menu.portions}
-            assert any(isinstance(one, TiledLinear) for one in layers) == (twice and tiles)
-            assert ("packed" in ways) == (twice and not tiles)
+    monkeypatch.setattr(machine, "multiplies_tiles", lambda: False)
+    for limit, twice in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(products_module, "PACKED_BYTES", limit)
+        take_all(copy := deepcopy(model))
+        ways = {p.way for one in copy.modules() if isinstance(one, PortionedLinear) for p in one.menu.portions}
+        assert ("packed" in ways) == twice
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_laid_out_is_there_only_once(tied: bool) -> None:
+    config = CONFIGS["llama"]()
+    config.tie_word_embeddings = tied
+    model: Any = build(config, torch.bfloat16)
+    before = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+    wanted, size = weakref.ref(model.model.layers[0].self_attn.q_proj.weight), sum(p.nbytes for p in model.parameters())
+    taken = deepcopy(model.model.embed_tokens.weight)
+    take_all(model)
+    assert (wanted() is None) == HAS_TILES
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()} == before
+    layers = [module for module in model.modules() if isinstance(module, StandIn)]
+    assert len(layers) == 7 * SIZES["num_hidden_layers"] + 1
+    assert all(layer.weight.is_meta == HAS_TILES for layer in layers)
+    assert torch.equal(model.model.embed_tokens.weight, taken), "the table of embeddings is read as it was"
+    kept = sum(parameter.nbytes for parameter in model.parameters() if not parameter.is_meta)
+    assert taken.nbytes <= kept
+    assert (kept < size / 2) == HAS_TILES
 
 
 def test_a_step_is_padded_only_for_portions(monkeypatch: pytest.MonkeyPatch) -> None:

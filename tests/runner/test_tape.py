@@ -113,9 +113,12 @@ def test_recording_can_be_done_without() -> None:
     assert runner._graphs is None
 
 
-def test_a_large_model_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_recorded_only_where_few_sizes_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(CONFIGS["llama"](), torch.bfloat16)
     size = sum(parameter.nbytes for parameter in model.parameters())
+    monkeypatch.setattr(loader, "_RECORDED_BYTES", size - 1)
+    assert (runner_around(model)._graphs is not None) == machine.multiplies_tiles()
+    monkeypatch.setattr(machine, "multiplies_tiles", lambda: False)
     for limit, records in ((size, True), (size - 1, False)):
         monkeypatch.setattr(loader, "_RECORDED_BYTES", limit)
         assert (runner_around(model)._graphs is not None) == records

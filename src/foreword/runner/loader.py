@@ -22,7 +22,7 @@ from foreword.runner.attention.choice import choose
 from foreword.runner.attention.interface import attend
 from foreword.runner.embedded import Progress, cache_folder, embedded, materialise, silent
 from foreword.runner.fingerprint import ingredients, stamps
-from foreword.runner.graphs import CudaRecorder, Recorder
+from foreword.runner.graphs import CudaRecorder
 from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import lay_out
 from foreword.runner.memory import KVMemory, count_blocks
@@ -37,7 +37,7 @@ from foreword.runner.trial import try_out, try_out_plain
 
 _log = logging.getLogger(__name__)
 _RECORDED_BYTES = 2**30
-"""Weights of a model whose steps are recorded on a CPU: those of a larger one take long beside Python's part."""
+"""Weights of a model whose sizes of steps are recorded one by one; of a larger one's time Python takes little."""
 _R = TypeVar("_R", ModelRunner, PlainRunner)
 
 
@@ -146,7 +146,7 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     model = loaded.model
     with listen(model) as heard:
         facts = survey(loaded.name, model)
-    weight = next(model.parameters())
+    card, weight = _card(loaded, config), next(model.parameters())  # before weights are laid out in another way
     shelf = Shelf(cache_folder(config.cache_dir) / "kernels")
     products, is_helped = PLAIN, False
     if weight.device.type == "cpu":
@@ -156,39 +156,30 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
     memory = KVMemory(layout, num_blocks, weight.dtype, weight.device)
     backend = choose(config.attention, Ground(facts=facts, memory=memory, exact=cache.exact, shelf=shelf))
+    kernels = {
+        "attention": backend.ingredient,
+        "products": products.ingredient,
+        "rowwise": "llvm 1" if is_helped else "torch",
+    }
     card = replace(
-        _card(
-            loaded,
-            config,
-            {
-                "attention": backend.ingredient,
-                "products": products.ingredient,
-                "rowwise": "llvm 1" if is_helped else "torch",
-            },
-        ),
+        card,
+        ingredients={**card.ingredients, **kernels},
         attention=backend.name,
         exact=products.exact and backend.exact,
         max_context=library.max_positions(library.config_of(model)),
         flops_per_token_and_key=sum(_flops_per_key(fact) for fact in facts),
     )
-    runner = ModelRunner(
-        model,
-        card,
-        memory,
-        backend,
-        room=products.room,
-        recorder=_recorder(model, shelf, follows=card.exact and products.room is int),
-    )
+    follows = card.exact and not products.pads
+    recorder = CudaRecorder() if weight.device.type == "cuda" else _tape_recorder(model, shelf, follows=follows)
+    runner = ModelRunner(model, card, memory, backend, room=products.room, recorder=recorder)
     try_out(runner, model)
     return runner
 
 
-def _recorder(model: nn.Module, shelf: Shelf, *, follows: bool) -> Recorder | None:
-    """What records steps; None for a large model on a CPU, whose steps take long beside Python's part of them."""
-    if next(model.parameters()).device.type == "cuda":
-        return CudaRecorder()
-    small = sum(parameter.nbytes for parameter in model.parameters()) <= _RECORDED_BYTES
-    return TapeRecorder(shelf, follows=follows) if small and machine.is_there() else None
+def _tape_recorder(model: nn.Module, shelf: Shelf, *, follows: bool) -> TapeRecorder | None:
+    """None where it does not pay or cannot be."""
+    pays = follows or sum(parameter.nbytes for parameter in model.parameters()) <= _RECORDED_BYTES
+    return TapeRecorder(shelf, follows=follows) if pays and machine.is_there() else None
 
 
 def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
@@ -206,8 +197,10 @@ def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
     own = library.own_attention(model)
     try:
         account = open_account(name, model, config.cache, config.schedule)
+        card = _card(loaded, config.model)
         card = replace(
-            _card(loaded, config.model, {"attention": f"plain 1, {own}"}),
+            card,
+            ingredients={**card.ingredients, "attention": f"plain 1, {own}"},
             attention=f"{own} (the model's own)",
             exact=next(model.parameters()).device.type == "cpu",
             max_context=plain_context(library.config_of(model), config.schedule.max_context),
@@ -220,11 +213,11 @@ def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
     return runner
 
 
-def _card(loaded: Loaded, config: ModelConfig, kernels: Mapping[str, str]) -> ModelCard:
-    """What is known of any model; how it computes is left to others, all but the ingredients that name its kernels."""
+def _card(loaded: Loaded, config: ModelConfig) -> ModelCard:
+    """What is known of any model, before anything of it is replaced; how it computes is left to others."""
     model, settings = loaded.model, library.config_of(loaded.model)
     weight = next(model.parameters())
-    computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype), **kernels}
+    computing = {"dtype": str(weight.dtype), "kv_dtype": str(weight.dtype)}
     return ModelCard(
         name=loaded.name,
         directory=str(loaded.directory or ""),

@@ -14,7 +14,6 @@ from itertools import accumulate, groupby
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foreword.base.errors import InvariantBroken
@@ -39,6 +38,11 @@ class Products:
     """Rows that a step of so many is padded to."""
     ingredient: str
     """Of block identity."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether some products take certain numbers of rows only."""
+        return self.room is not int
 
 
 PLAIN = Products(exact=False, room=int, ingredient="torch")
@@ -80,22 +84,23 @@ def listen(model: nn.Module) -> Generator[Heard]:
 def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]], shelf: Shelf = NOWHERE) -> Products:
     """Put a layer of ours in the place of each `nn.Linear` of a model on a CPU.
 
-    Machine code is kept on the shelf. Not exact where a model keeps weights elsewhere (a mixture's experts, for one),
+    Machine code is kept on the shelf. Weights of layers that our own kernel computes are no longer there as they were:
+    whatever reads them comes first. Not exact where a model keeps weights elsewhere (a mixture's experts, for one),
     whose rows may then still depend on how many there are.
     """
     linears = list(_linears(model))
-    small = sum(linear.weight.nbytes for _, _, linear in linears) <= PACKED_BYTES
     ours: dict[int, nn.Module] = {}
-    if small and machine.is_there() and machine.multiplies_tiles():
+    if machine.is_there() and machine.multiplies_tiles():
         for gate in (module for module in model.modules() if isinstance(module, Gate)):
             ours.update(_join(gate, shelf))
         alone = [[linear] for _, _, linear in linears]
         for family in (*families, *alone):
             able = [linear for linear in family if id(linear) not in ours and _fits(linear)]
             if able:
-                laid = Laid(able, shelf=shelf)
+                laid = _lay(able, None, shelf)
                 ours.update((id(linear), TiledLinear(linear, laid, i)) for i, linear in enumerate(able))
     rest = [linear for _, _, linear in linears if id(linear) not in ours]
+    small = sum(linear.weight.nbytes for linear in rest) <= PACKED_BYTES
     for linear, menu in choose_menus(rest, packs=small):
         ours[id(linear)] = PortionedLinear(linear, menu)
     for parent, name, linear in linears:
@@ -114,9 +119,20 @@ def _join(gate: Gate, shelf: Shelf) -> dict[int, nn.Module]:
     able = [linear for linear in both if isinstance(linear, nn.Linear) and _fits(linear)]
     if len(able) < len(both):
         return {}
-    laid = Laid(able, gate.kind, shelf)
+    laid = _lay(able, gate.kind, shelf)
     gate.together = lambda x: laid.result(x, 0)
     return {id(linear): JoinedLinear(linear) for linear in able}
+
+
+def _lay(linears: Sequence[nn.Linear], gate: Activation | None, shelf: Shelf) -> "Laid":
+    """Lay the weights of some layers out, and give back the memory of each that nobody else has.
+
+    Parameters keep their names, shapes and precisions; reading numbers out of them is an error.
+    """
+    laid = Laid(linears, gate, shelf)
+    for linear in linears:
+        linear.weight = nn.Parameter(torch.empty_like(linear.weight, device="meta"), requires_grad=False)
+    return laid
 
 
 class JoinedLinear(StandIn):
@@ -220,7 +236,7 @@ class TiledLinear(StandIn):
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., in_features] to [..., out_features]."""
         if x.dtype is not torch.bfloat16:
-            return F.linear(x, self.weight, self.bias)
+            raise RuntimeError(f"weights are bfloat16, and what they are to be multiplied by is {x.dtype}")
         return self._laid.result(x, self._index)
 
     def extra_repr(self) -> str:

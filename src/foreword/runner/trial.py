@@ -39,7 +39,7 @@ def try_out(runner: ModelRunner, model: nn.Module) -> None:
     # Nothing is recorded: a recording is compared when it is made, and this one might never be wanted.
     runner.logits(Plan(0, (Chunk(sequence, 0, tokens[:_FIRST], table[: -(-_FIRST // size)], None), mate)))
     ours = runner.logits(Plan(0, (Chunk(sequence, _FIRST, tokens[_FIRST:], table, None),))).float()
-    theirs = _library_logits(model, tokens)[_FIRST:].float()
+    theirs = _library_logits(model, tokens, runner.memory.buffer.device)[_FIRST:].float()
     gap, allowed = _gap(ours, theirs), _allowed(model)
     if not gap <= allowed:
         raise NotReusable(
@@ -75,9 +75,8 @@ def _allowed(model: nn.Module) -> float:
     return _TOLERANCE if next(model.parameters()).dtype == torch.float32 else _HALF_TOLERANCE
 
 
-def _library_logits(model: nn.Module, tokens: tuple[int, ...]) -> torch.Tensor:
+def _library_logits(model: nn.Module, tokens: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """[tokens, vocabulary] with the library's plainest attention."""
-    device = next(model.parameters()).device
     ids = torch.tensor([tokens], device=device)
     library.use_attention(model, "eager")
     try:
