@@ -57,7 +57,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def launch(numbers: torch.Tensor, index: int, *, brief: int = 0, waits: tuple[int, int] = (0, 0)) -> Launch:
     """Each worker adds the number `index` to the next one; of so many rows as a step has, up to `brief` are brief."""
     job = (0, 5, 0, numbers[index].data_ptr(), numbers[index + 1].data_ptr(), *waits)
-    return Launch(adds(), job, (1, 0, 0), brief)
+    return Launch(adds(), job, (1, 0, 0), brief, torch.get_num_threads())
 
 
 @cache

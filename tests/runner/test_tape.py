@@ -164,6 +164,19 @@ def test_more_blocks_than_there_is_room_for_run_as_usual(monkeypatch: pytest.Mon
     assert len(forwards) == recorded + 2
 
 
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("before", [1, 3])
+def test_no_more_workers_replay_than_there_is_room_for(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a size that was made ready when torch had fewer threads, each of which has its own memory in attention."""
+    monkeypatch.setattr(llvm, "_FIXED_BLOCKS", 3)
+    runner = runner_around(build(wide("llama"), torch.bfloat16))
+    torch.set_num_threads(before)
+    logits(runner, plan((0, 48, 1)))  # its fourth block
+    torch.set_num_threads(3)
+    logits(runner, plan((0, 0, 1)))
+    assert tape_of(runner)._threads == before
+
+
 @pytest.fixture
 def three_threads() -> Iterator[None]:
     before = torch.get_num_threads()

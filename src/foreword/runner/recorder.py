@@ -123,11 +123,11 @@ class _Listener(machine.Witness):
         lent = self._lender.like(made)
         return lent if does is _Does.TAKE else lent.copy_(made)
 
-    def launched(self, code: machine.Compiled, job: machine.Job, rows: Sequence[int], brief: int) -> None:
+    def launched(self, code: machine.Compiled, job: machine.Job, rows: Sequence[int], brief: int, threads: int) -> None:
         """See `machine.Witness`."""
         each, wanted = (share(rows, own) for own in self._counts)
         besides = 0 if each or wanted else job[machine.ROWS]
-        self.notes.append(Launch(code, tuple(job), (each, wanted, besides), brief))
+        self.notes.append(Launch(code, tuple(job), (each, wanted, besides), brief, threads))
 
 
 def share(rows: Sequence[int], own: int) -> int:

@@ -28,7 +28,8 @@ class Launch:
     rows: tuple[int, int, int]
     """How many: for each row of the step, for each one that is wanted, and besides."""
     brief: int
-    """See `machine.Compiled.run`."""
+    threads: int
+    """As many as there is room for. This and `brief` are as in `machine.Compiled.run`."""
 
 
 Note = Launch | Callable[[], object]
@@ -40,9 +41,9 @@ class Tape:
     def __init__(self, code: machine.Compiled, notes: Sequence[Note], out: Tensor, kept: Sequence[object]) -> None:
         """Take what runs programs, what was noted, where the result lies, and what has to stay where it is."""
         self._code = code
-        self._threads = torch.get_num_threads() if machine.futex_number() else 1
         self._out = out
         launches = [note for note in notes if isinstance(note, Launch)]
+        self._threads = min((launch.threads for launch in launches), default=1) if machine.futex_number() else 1
         self._kept = (*kept, *{launch.code for launch in launches})
         begins = torch.tensor([0, *(len(launch.job) for launch in launches)]).cumsum(0)[:-1]
         self._jobs = torch.tensor([number for launch in launches for number in launch.job], dtype=torch.long)

@@ -63,7 +63,7 @@ def is_x86() -> bool:
 class Witness(TorchDispatchMode):
     """Whoever is told of each launch in its thread, in the place of it, beside each operation of torch."""
 
-    def launched(self, code: "Compiled", job: Job, rows: Sequence[int], brief: int) -> None:
+    def launched(self, code: "Compiled", job: Job, rows: Sequence[int], brief: int, threads: int) -> None:
         """Take note of what was to run, with the job as it is now; the rest is as `Compiled.run` has it."""
         raise NotImplementedError
 
@@ -97,10 +97,11 @@ class Compiled:
         `rows` are the sizes that the job's rows come from, the outermost first. Up to `brief` rows are over at once:
         they run on this thread alone, and nobody else runs Python meanwhile.
         """
+        threads = threads or torch.get_num_threads()
         witness = _get_current_dispatch_mode()
         if isinstance(witness, Witness):
-            return witness.launched(self, job, rows, brief)
-        threads, team = threads or torch.get_num_threads(), _team()
+            return witness.launched(self, job, rows, brief, threads)
+        team = _team()
         if job[ROWS] <= brief:
             self._brief(ctypes.addressof(job))
         elif threads == 1 or team is None:
