@@ -123,6 +123,12 @@ def routes_attention(model_class: type[nn.Module]) -> bool:
     return bool(ask()) if callable(ask) else False
 
 
+def activations() -> frozenset[type[nn.Module]]:
+    """Classes of the modules that models compute single numbers with."""
+    named: Mapping[str, Any] = cast(Any, transformers.activations).ACT2CLS
+    return frozenset(entry[0] if isinstance(entry, tuple) else entry for entry in named.values())
+
+
 def forward_takes(model_class: type[nn.Module], argument: str) -> bool:
     """Whether the class's forward names an argument. A forward that does not would swallow and ignore it."""
     return argument in inspect.signature(model_class.forward).parameters

@@ -14,7 +14,7 @@ from torch import nn
 
 from foreword.base.config import CacheConfig, Config, ModelConfig
 from foreword.base.errors import ConfigError, ModelRefused
-from foreword.runner import library, rowwise
+from foreword.runner import elementwise, library, rowwise
 from foreword.runner.account import open_account, plain_context
 from foreword.runner.attention.backend import Ground
 from foreword.runner.attention.call import LayerFacts
@@ -151,6 +151,7 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     products, is_helped = PLAIN, False
     if weight.device.type == "cpu":
         is_helped = rowwise.take_over(model, shelf)
+        elementwise.take_over(model)
         products = take_over(model, heard.families(), shelf)
     layout = lay_out(tuple(fact.shape for fact in facts), cache.block_size)
     num_blocks = count_blocks(cache, layout.span * weight.dtype.itemsize, weight.device)
@@ -159,7 +160,7 @@ def equip(loaded: Loaded, config: ModelConfig, cache: CacheConfig) -> ModelRunne
     kernels = {
         "attention": backend.ingredient,
         "products": products.ingredient,
-        "rowwise": "llvm 1" if is_helped else "torch",
+        "rowwise": "llvm 2" if is_helped else "torch 2",
     }
     card = replace(
         card,
