@@ -34,8 +34,8 @@ class Portioned(nn.Module):
         if len(rows) <= each:
             return self._portion(rows, whole).view(x.shape)
         out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        for part, place in zip(rows.split(each), out.split(each), strict=True):
-            place.copy_(self._portion(part, whole))
+        for first in range(0, len(rows), each):
+            out[first : first + each] = self._portion(rows[first : first + each], whole)
         return out.view(x.shape)
 
     def _portion(self, rows: Tensor, whole: int) -> Tensor:

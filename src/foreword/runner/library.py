@@ -125,8 +125,10 @@ def routes_attention(model_class: type[nn.Module]) -> bool:
 
 def activations() -> frozenset[type[nn.Module]]:
     """Classes of the modules that models compute single numbers with."""
-    named: Mapping[str, Any] = cast(Any, transformers.activations).ACT2CLS
-    return frozenset(entry[0] if isinstance(entry, tuple) else entry for entry in named.values())
+    named = cast("Mapping[str, Any]", cast(Any, transformers).activations.ACT2CLS)
+    return frozenset(
+        cast("type[nn.Module]", entry[0] if isinstance(entry, tuple) else entry) for entry in named.values()
+    )
 
 
 def forward_takes(model_class: type[nn.Module], argument: str) -> bool:
