@@ -63,7 +63,7 @@ class _Worker(Worker):
         self.x86 = x86
         self.met = self.w.b.alloca(I64)
         """How often all have met, times the workers."""
-        self.workers = self.w.b.alloca(I64)
+        self.workers, self.looks = (self.w.b.alloca(I64) for _ in range(2))
 
     def write(self) -> None:
         """Go through all launches."""
@@ -104,19 +104,20 @@ class _Worker(Worker):
                 self._system(_WAKE, w.number(_ALL))
             with others:
                 self._look(met, wanted)
-                w.b.atomic_rmw("add", asleep, w.number(1), "seq_cst")
-                with self._until_met(met, wanted) as seen:
-                    self._system(_WAIT, seen)
-                w.b.atomic_rmw("sub", asleep, w.number(1), "seq_cst")
+                seen = w.b.load_atomic(met, "seq_cst", 8, typ=I64)
+                with w.b.if_then(w.b.icmp_signed("<", seen, wanted)):
+                    w.b.atomic_rmw("add", asleep, w.number(1), "seq_cst")
+                    with self._until_met(met, wanted) as seen:
+                        self._system(_WAIT, seen)
+                    w.b.atomic_rmw("sub", asleep, w.number(1), "seq_cst")
 
     def _look(self, met: Value, wanted: Value) -> None:
         w = self.w
-        looks = w.b.alloca(I64)
-        w.b.store(w.number(0), looks)
-        with self._until_met(met, wanted, looks):
+        w.b.store(w.number(0), self.looks)
+        with self._until_met(met, wanted, self.looks):
             if self.x86:
                 w.call("llvm.x86.sse2.pause", ir.VoidType())
-            w.b.store(w.plus(w.b.load(looks), 1), looks)
+            w.b.store(w.plus(w.b.load(self.looks), 1), self.looks)
 
     @contextmanager
     def _until_met(self, met: Value, wanted: Value, looks: Value | None = None) -> Generator[Value]:
