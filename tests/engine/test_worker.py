@@ -38,7 +38,17 @@ class Gate(FakeRunner):
         self.closes_at: int | None = None
         """The number of the step that closes it, from 1."""
         self.held = threading.Event()
+        self.rests: list[int] = []
+        """How many steps there had been when the runner was let rest; the first two times something was left to do."""
+        self.rested = threading.Event()
         self._step = 0
+
+    def rest(self) -> bool:
+        self.rests.append(self._step)
+        left = len(self.rests) < 3
+        if not left:
+            self.rested.set()
+        return left
 
     def land(self, flight: FakeFlight) -> StepResult:
         self._step += 1
@@ -106,6 +116,14 @@ def test_answers_from_many_threads_equal_the_uncached_ones(house: House) -> None
         assert events[-1].usage is not None
     house.worker.check()
     assert house.worker.state().pool.held == 0
+
+
+def test_the_runner_rests_when_nothing_is_wanted(house: House) -> None:
+    assert house.runner.rested.wait(30)
+    assert house.runner.rests == [0, 0, 0]
+    for _ in range(2):
+        list(house.ask([1, 2, 3, 4, 5], max_tokens=3))
+    assert set(house.runner.rests) <= {0, 3, 6}, "never between two steps of a request"
 
 
 def test_live_requests_are_told_by_phase_and_owner(house: House) -> None:

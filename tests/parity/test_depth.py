@@ -60,6 +60,9 @@ class Faulty:
         self._under_way += 1
         return Faulty.Landing(self, self.runner.launch(plan), fails=self._launched == self.failed)
 
+    def rest(self) -> bool:
+        return self.runner.rest()
+
     def compare(self, pairs: object) -> tuple[float, ...]:
         del pairs
         return ()

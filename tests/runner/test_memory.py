@@ -89,6 +89,38 @@ def test_memory_is_zero_and_not_touched() -> None:
     assert resident() - before < 50e6
 
 
+def test_some_of_what_is_next_gets_its_pages_while_nobody_waits() -> None:
+    layout = lay_out((LayerShape(kv_heads=8, key_dim=64, value_dim=64),), 16)
+    kv = KVMemory(layout, 60_000, torch.bfloat16, CPU)
+    kv.buffer[:2] = 7
+    before = resident()
+    assert sum(iter(kv.prepare, False)) == 64
+    assert 120e6 < resident() - before < 150e6
+    kv.reach(4096 + 70)
+    kv.reach(70)
+    before = resident()
+    assert sum(iter(kv.prepare, False)) == 65, "up to 128 MiB behind the last block in use, and no page twice"
+    assert 120e6 < resident() - before < 150e6
+    assert not kv.buffer[2:9000].any()
+    assert (kv.buffer[:2] == 7).all()
+
+
+def test_no_page_behind_the_last_block_is_asked_for() -> None:
+    kv = memory(ALIKE)
+    assert kv.prepare()
+    assert not kv.prepare()
+    kv.reach(3)
+    assert not kv.prepare()
+
+
+def test_a_system_that_cannot_give_pages_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreword.runner.memory._POPULATE_WRITE", 9999)
+    kv = memory(ALIKE)
+    assert not kv.prepare()
+    kv.buffer[:] = 1
+    assert not kv.prepare()
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
 

@@ -40,6 +40,13 @@ class Runner(Protocol):
         """
         ...
 
+    def rest(self) -> bool:
+        """Nothing is wanted for now: do a little, a few milliseconds at most, of what later steps would wait for.
+
+        False: nothing of the kind is left to do.
+        """
+        ...
+
     def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
         """For each pair the largest difference of any element, relative to the published block's largest element.
 

@@ -230,7 +230,7 @@ class Worker:
             raise InvariantBroken("requests are left and no step can be planned")
 
     def _take_inbox(self) -> bool:
-        """Run all commands that came in, waiting for one if there is nothing else to do. False: time to end."""
+        """Run all commands that came in; let the runner rest or wait for one when there is none. False: time to end."""
         engine, inbox = self._engine, self._inbox
         while True:
             stopping = self._stopping  # read first: once it is set nothing more comes in
@@ -240,7 +240,8 @@ class Worker:
                 return True
             if stopping:
                 return False
-            inbox.get()()
+            if not engine.runner.rest():
+                inbox.get()()
 
     def _cancel(self, request: RequestId, finish: FinishReason) -> None:
         event = self._engine.scheduler.cancel(request, self.now(), finish)

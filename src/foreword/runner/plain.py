@@ -91,6 +91,10 @@ class PlainRunner:
             drawn = draw(rows, [one for _, one, _ in drawing])
         return Flight(tuple(request for request, _, _ in drawing), drawn)
 
+    def rest(self) -> bool:
+        """A state is made when its request comes: there is nothing to get ready."""
+        return False
+
     def compare(self, pairs: Sequence[Compare]) -> tuple[float, ...]:
         """Nothing, of nothing: no block of a plain model is ever published."""
         if pairs:

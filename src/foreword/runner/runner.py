@@ -105,6 +105,7 @@ class ModelRunner:
 
     def launch(self, plan: Plan) -> Flight:
         """See `engine.sockets.Runner`. Nothing in here reads a number that the device computes."""
+        self.memory.reach(max(chunk.blocks[-1] for chunk in plan.chunks))
         with torch.inference_mode():
             apply_copies(self.memory, plan.copies)
             batch = build(plan.chunks, self._room(plan.num_tokens), self._before)
@@ -115,6 +116,10 @@ class ModelRunner:
             drawn = draw(logits[: len(batch.draws)], batch.draws)
         self._before = Flight(batch.drawing, drawn, self._recording_s - recording_s)
         return self._before
+
+    def rest(self) -> bool:
+        """See `engine.sockets.Runner`."""
+        return self.memory.prepare()
 
     def reload(self) -> Mapping[str, str]:
         """Load the model again from where it came, while nothing is computed; its ingredients.

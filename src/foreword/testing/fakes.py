@@ -100,6 +100,10 @@ class FakeRunner:
         self._under_way.append(flight)
         return flight
 
+    def rest(self) -> bool:
+        """There is nothing to get ready."""
+        return False
+
     def land(self, flight: "FakeFlight") -> StepResult:
         """Compute everything up to a step. Raises RuntimeError when `fails` says so."""
         while self._under_way[0] is not flight:
