@@ -35,7 +35,8 @@ from foreword.base.params import EVERYTHING
 from foreword.cache.identity import Chain
 from foreword.cache.prefix_cache import PrefixCache
 from foreword.engine.engine import Engine
-from foreword.runner.embedded import SMOLLM2, cache_folder, materialise
+from foreword.runner.embedded import SMOLLM2, materialise
+from foreword.runner.shelf import cache_folder
 from foreword.server import Listener, create_app, serving
 from foreword.telemetry import Metrics
 

@@ -15,7 +15,8 @@ from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from foreword.base.config import CacheConfig, ScheduleConfig
-from foreword.runner.embedded import SMOLLM2, cache_folder, materialise
+from foreword.runner.embedded import SMOLLM2, materialise
+from foreword.runner.shelf import cache_folder
 from tests.journeys.conftest import Running, running
 from tests.runner import models
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foreword.runner.native import machine
-from foreword.runner.native.shelf import NOWHERE, Shelf
+from foreword.runner.shelf import NOWHERE, Shelf
 
 STORES = """
 define void @work(ptr %job) {{
@@ -70,7 +70,7 @@ def test_what_cannot_be_put_in_its_place_leaves_nothing_behind(shelf: Shelf, cap
     (file / "of somebody").mkdir(parents=True)
     with caplog.at_level(logging.WARNING):
         assert stores(1, shelf) == 1
-    assert "machine code is not kept" in caplog.text
+    assert "nothing is kept" in caplog.text
     assert files(shelf) == [file]
 
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written_to_costs_time_only(tmp_path: Path, capl
         shelf = Shelf(tmp_path / "kernels")
         assert (stores(1, shelf), stores(2, shelf)) == (1, 2)
     assert len(caplog.messages) == 1, "once, however many kernels there are"
-    assert caplog.messages[0].startswith(f"machine code is not kept in {tmp_path / 'kernels'}: ")
+    assert caplog.messages[0].startswith(f"nothing is kept in {tmp_path / 'kernels'}: ")
 
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

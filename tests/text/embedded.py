@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.runner.embedded import SMOLLM2, cache_folder, materialise
+from foreword.runner.embedded import SMOLLM2, materialise
+from foreword.runner.shelf import cache_folder
 
 
 @pytest.fixture(scope="session")

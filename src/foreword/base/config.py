@@ -42,7 +42,7 @@ class ModelConfig:
     attention: AttentionName = "auto"
     """Attention backend. auto takes the best one that is installed."""
     cache_dir: str | None = None
-    """Where converted models and compiled kernels are kept. None: the user's cache folder."""
+    """Where converted models, compiled kernels and the like are kept. None: the user's cache folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ class Demo:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         progress = Console(stderr=True)
-        with loading(progress, "Loading the model") as tell:
+        with loading(progress, "Loading the model", self.model.cache_dir) as tell:
             with uncollected():
                 assembly = assemble(Config(model=self.model, cache=self.cache, schedule=self.schedule), tell)
             tell(f"Sending {self.requests} requests over one prefix of {self.prefix_tokens} tokens")

@@ -31,7 +31,7 @@ class Identity:
     def run(self) -> int:
         """Load the model, print, and be done."""
         cache = CacheConfig(block_size=self.block_size, kv_cache="1")  # nothing is computed
-        with loading(Console(stderr=True), "Reading the model") as tell, uncollected():
+        with loading(Console(stderr=True), "Reading the model", self.model.cache_dir) as tell, uncollected():
             found = identify(Config(model=self.model, cache=cache), tell)
         if self.json:
             print(json_module.dumps(_as_json(found), indent=2))

@@ -14,6 +14,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 
+from foreword.runner.catalogue import keep_catalogue
+from foreword.runner.shelf import Shelf, cache_folder
+
 _ROOM = "foreword.runner.loader"
 
 
@@ -29,13 +32,14 @@ def uncollected() -> Generator[None]:
             gc.enable()
 
 
-def import_libraries() -> None:
+def import_libraries(cache_dir: str | None = None) -> None:
     """Import what a model needs, unless it is there, and leave it out of all further rounds.
 
     The model itself comes later: one that is loaded again must not be kept for good.
     """
     if _ROOM in sys.modules:
         return
+    keep_catalogue(Shelf(cache_folder(cache_dir) / "library"))
     with uncollected():
         import_module(_ROOM)
         gc.freeze()

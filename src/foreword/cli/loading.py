@@ -12,13 +12,13 @@ from foreword.cli.libraries import import_libraries
 
 
 @contextmanager
-def loading(console: Console, first: str) -> Generator[Tell]:
+def loading(console: Console, first: str, cache_dir: str | None) -> Generator[Tell]:
     """Show `first`, then what the yielded function is told, each with a spinner until the next one begins.
 
     On anything but a terminal the lines are printed plainly. The libraries are imported before anything else is done.
     """
     with _telling(console, first) as tell:
-        import_libraries()
+        import_libraries(cache_dir)
         yield tell
 
 

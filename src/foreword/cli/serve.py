@@ -61,7 +61,7 @@ class Serve:
         prompts = server.read_warm(self.server.warm, keys) if self.server.warm is not None else ()
         spans = tracing(os.environ)
         observer = metrics if spans is None else Several(metrics, spans)
-        with loading(console, "Loading the model") as tell, uncollected():
+        with loading(console, "Loading the model", self.model.cache_dir) as tell, uncollected():
             assembly = assemble(config, tell, observer, None if keys is None else keys.keys.shares())
             server.mark_heads(assembly.operator, heads)
         warmup = server.Warmup(assembly.keeper, prompts)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import platformdirs
-
 from foreword.base.errors import ModelRefused
 from foreword.runner import library
 
@@ -80,11 +78,6 @@ def embedded(name: str | None) -> EmbeddedModel | None:
     if name is None:
         return EMBEDDED[0]
     return next((model for model in EMBEDDED if model.name == name), None)
-
-
-def cache_folder(override: str | None) -> Path:
-    """Where converted models, memoised digests and compiled kernels are kept."""
-    return Path(override) if override else Path(platformdirs.user_cache_dir("foreword"))
 
 
 def materialise(model: EmbeddedModel, folder: Path, progress: Progress) -> Path:

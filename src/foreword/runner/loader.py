@@ -20,18 +20,18 @@ from foreword.runner.attention.backend import Ground
 from foreword.runner.attention.call import LayerFacts
 from foreword.runner.attention.choice import choose
 from foreword.runner.attention.interface import attend
-from foreword.runner.embedded import Progress, cache_folder, embedded, materialise, silent
+from foreword.runner.embedded import Progress, embedded, materialise, silent
 from foreword.runner.fingerprint import ingredients, stamps
 from foreword.runner.graphs import CudaRecorder
 from foreword.runner.kinds import NotReusable, judge
 from foreword.runner.layout import lay_out
 from foreword.runner.memory import KVMemory, count_blocks
 from foreword.runner.native import machine
-from foreword.runner.native.shelf import Shelf
 from foreword.runner.plain import PlainRunner
 from foreword.runner.products import PLAIN, listen, take_over
 from foreword.runner.recorder import TapeRecorder
 from foreword.runner.runner import ModelCard, ModelRunner
+from foreword.runner.shelf import Shelf, cache_folder
 from foreword.runner.survey import survey
 from foreword.runner.trial import try_out, try_out_plain
 

@@ -21,8 +21,8 @@ from foreword.runner.linear import PACKED_BYTES, PortionedLinear, StandIn, choos
 from foreword.runner.native import machine, product
 from foreword.runner.native.activation import Activation
 from foreword.runner.native.product import COLUMNS, STEP, Job
-from foreword.runner.native.shelf import NOWHERE, Shelf
 from foreword.runner.rowwise import Gate
+from foreword.runner.shelf import NOWHERE, Shelf
 
 _LINE = 32
 """Numbers in a line of the cache: 64 bytes."""

@@ -22,8 +22,8 @@ from foreword.runner.attention.backend import Extent
 from foreword.runner.graphs import sizes
 from foreword.runner.lender import Lender
 from foreword.runner.native import machine, program
-from foreword.runner.native.shelf import NOWHERE, Shelf
 from foreword.runner.rowwise import Sum
+from foreword.runner.shelf import NOWHERE, Shelf
 from foreword.runner.tape import Launch, Note, Tape
 
 _DECODES, _PREFILLS = (1, 2, 4, 8, 12, 16, 24, 32), (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)

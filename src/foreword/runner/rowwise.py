@@ -20,7 +20,7 @@ from foreword.runner import library
 from foreword.runner.native import machine, rowwise
 from foreword.runner.native.activation import Activation
 from foreword.runner.native.rowwise import STEP, Form, Job, Kind
-from foreword.runner.native.shelf import NOWHERE, Shelf
+from foreword.runner.shelf import NOWHERE, Shelf
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _ROWS, _SCALES = 6, (1e-3, 1.0, 30.0)

@@ -7,7 +7,7 @@ from typing import Protocol
 from foreword.runner.attention.call import LayerFacts, Step
 from foreword.runner.attention.tiles import Segment
 from foreword.runner.memory import KVMemory
-from foreword.runner.native.shelf import NOWHERE, Shelf
+from foreword.runner.shelf import NOWHERE, Shelf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

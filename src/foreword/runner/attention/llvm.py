@@ -19,8 +19,8 @@ from foreword.runner.native import machine, store
 from foreword.runner.native.form import CHUNK, Form, Job, Scratch
 from foreword.runner.native.machine import new_job
 from foreword.runner.native.paged import write
-from foreword.runner.native.shelf import Shelf
 from foreword.runner.native.writer import LANES, LOG2_E
+from foreword.runner.shelf import Shelf
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _FIXED_BLOCKS = 2**15

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage]  nothing public says who listens
 )
 
-from foreword.runner.native.shelf import NOWHERE, Shelf
+from foreword.runner.shelf import NOWHERE, Shelf
 
 Job = ctypes.Array[ctypes.c_int64]
 """What a kernel is given: integers and addresses."""

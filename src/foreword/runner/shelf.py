@@ -1,4 +1,4 @@
-"""A folder where machine code is kept from one start to the next.
+"""A folder where what was made once is kept from one start to the next: machine code above all.
 
 What lies there is run as it is. So a file counts only if nobody but this user can have written it, and if it is whole
 and what was put there under its name: it begins with a digest of both. Whatever else is found there is as good as
@@ -14,13 +14,20 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+import platformdirs
+
 _log = logging.getLogger(__name__)
 _OTHERS_WRITE = 0o022
 
 
+def cache_folder(override: str | None) -> Path:
+    """Where converted models, memoised digests, compiled kernels and the library's catalogue are kept."""
+    return Path(override) if override else Path(platformdirs.user_cache_dir("foreword"))
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Machine code by the digest of what it was made from, so whichever shelf it is from, it is the same."""
+    """Bytes by the digest of what they were made from, so whichever shelf they are from, they are the same."""
 
     folder: Path | None = field(compare=False)
     """None: nothing is kept."""
@@ -67,8 +74,8 @@ class Shelf:
 
 @cache
 def _warn(folder: Path, why: str) -> None:
-    """Once, not for each kernel."""
-    _log.warning("machine code is not kept in %s: %s", folder, why)
+    """Once, not for each file."""
+    _log.warning("nothing is kept in %s: %s", folder, why)
 
 
 def _digest(key: str, code: bytes) -> bytes:
