@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreword.cache.identity import Chain, Space, root
+from foreword.cache.identity import ALONE, Chain, Space, Tenant, root
 
 MODEL = {"weights": "abc", "dtype": "bfloat16"}
 
@@ -45,6 +45,58 @@ def test_the_canonical_bytes_are_those_of_the_docstring() -> None:
         first,
         second,
     ]
+
+
+def naive(space: Space, tokens: list[int], extras: dict[int, bytes], size: int) -> list[bytes]:
+    """Block after block, nothing remembered; every extra is alone in its block."""
+    hashes = list[bytes]()
+    for i in range(len(tokens) // size):
+        own = struct.pack("<II", 1, len(extras[i])) + extras[i] if i in extras else bytes(4)
+        ids = struct.pack(f"<I{size}I", size, *tokens[i * size : (i + 1) * size])
+        hashes.append(hashlib.sha256((hashes[-1] if hashes else space.root) + ids + own).digest())
+    return hashes
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 400), max_size=4), st.integers(0, 401), st.sampled_from([1, 3]), st.booleans(), st.data()
+)
+def test_what_is_remembered_of_long_prompts_shows_in_no_hash(
+    changes: list[int], length: int, size: int, salted: bool, data: st.DataObject
+) -> None:
+    tenant = Tenant.named("red") if salted else ALONE
+    extras = data.draw(st.dictionaries(st.integers(1, 140), st.just(b"image"), max_size=2))
+    space = Space(root(MODEL, size), size)
+    tokens = [i % 7 for i in range(length)]
+    for at in (*changes, None):
+        salt = {0: tenant.salt} if salted else {}
+        chain = Chain(space, tokens, tenant=tenant, extras={i: (extra,) for i, extra in extras.items()})
+        assert chain.hashes == naive(space, tokens, {**extras, **salt}, size)
+        if at is not None and at < length:
+            tokens[at] = 9
+
+
+def test_a_long_prompt_that_comes_again_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = list[bytes]()
+
+    def counted(raw: bytes) -> object:
+        hashed.append(raw)
+        return hashlib.sha256(raw)
+
+    monkeypatch.setattr("foreword.cache.identity.sha256", counted)
+    space = Space(root({"weights": "of this test alone"}, 4), 4)
+    tokens = [i * 7919 % 1000 for i in range(4 * 300)]
+
+    def cost(ids: list[int], tenant: Tenant = ALONE) -> int:
+        hashed.clear()
+        assert len(Chain(space, ids, tenant=tenant).hashes) == 300
+        return len(hashed)
+
+    assert cost(tokens) == 300
+    assert cost(tokens) == 300 - 4 * 64
+    assert cost([*tokens[:800], 1001, *tokens[801:]]) == 300 - 3 * 64, "again from the run on that differs"
+    assert cost(tokens, Tenant.named("stranger")) == 300, "nothing of one tenant's is another's"
+    assert cost(tokens, Tenant.named("stranger")) == 300 - 4 * 64
 
 
 def test_equal_under_another_hash_seed() -> None:

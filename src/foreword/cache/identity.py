@@ -18,8 +18,9 @@ first private block, digests of inputs that are not token ids. An absent extras 
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from struct import iter_unpack
 from typing import NamedTuple, TypeAlias, cast
@@ -34,6 +35,9 @@ Extras = Mapping[int, tuple[bytes, ...]]
 
 _FORMAT = b"foreword kv 1"
 _NO_EXTRAS = bytes(4)
+_RUN_BLOCKS = 64
+_MOST_RUNS = 2_048
+"""Runs of blocks whose hashes are remembered: two million tokens in blocks of 16, some 18 MB."""
 
 
 def root(ingredients: Mapping[str, str], block_size: int) -> BlockHash:
@@ -152,7 +156,7 @@ class Chain:
         todo = len(self.tokens) // size - done
         if not todo:
             return
-        extend = cast(Callable[[list[bytes]], None], self.hashes.extend)
+        extend = cast(Callable[[Sequence[bytes]], None], self.hashes.extend)
         words = self.tokens[done * size : (done + todo) * size]
         if sys.byteorder == "big":
             words.byteswap()
@@ -169,12 +173,26 @@ class Chain:
             extend([before])
             i += 1
         # From here on no block has extras: nearly all of a long prompt, so nothing is decided any more.
-        join, rest = b"".join, iter_unpack(f"{step}s", raw[(i - done) * step :])
-        extend([before := sha256(join((before, count, ids, _NO_EXTRAS))).digest() for (ids,) in rest])
+        for start in range((i - done) * step, len(raw), _RUN_BLOCKS * step):
+            run = raw[start : start + _RUN_BLOCKS * step]
+            names = (_known if len(run) == _RUN_BLOCKS * step else _hash_run)(before, run, step)
+            extend(names)
+            before = names[-1]
 
     def _is_public(self, beginning: bytes, block: int) -> bool:
         """Whether a block that continues the public head is public itself: without a salt its hash is a known one."""
         return bool(self._public) and sha256(beginning + _field(self._extras.get(block, ()))).digest() in self._public
+
+
+def _hash_run(before: bytes, raw: bytes, step: int) -> tuple[bytes, ...]:
+    """Hashes of blocks without extras, of `step` bytes of ids each, that continue `before`."""
+    join, count = b"".join, _u32(step // 4)
+    blocks = iter_unpack(f"{step}s", raw)
+    return tuple([before := sha256(join((before, count, ids, _NO_EXTRAS))).digest() for (ids,) in blocks])
+
+
+_known = lru_cache(_MOST_RUNS)(_hash_run)
+"""The same; what it is asked again it remembers. A long prompt comes many times, and hashing it takes milliseconds."""
 
 
 def _field(extras: tuple[bytes, ...]) -> bytes:
