@@ -17,12 +17,15 @@ import torch
 
 from foreword.base.config import CacheConfig, Config, ModelConfig
 from foreword.base.errors import ModelRefused
-from foreword.base.ids import BlockHash
+from foreword.base.ids import BlockHash, BlockId, RequestId
 from foreword.cache import identity
 from foreword.cache.identity import Chain, Space, root
 from foreword.runner import fingerprint, library
 from foreword.runner.fingerprint import adapter_digest, ingredients
 from foreword.runner.loader import load_runner
+from foreword.runner.plain import PlainRunner
+from foreword.schedule.plan import Chunk, Plan
+from tests.runner import plain_models
 from tests.runner.models import CONFIGS, build
 from tests.runner.plain_models import save
 
@@ -216,6 +219,28 @@ def test_weights_that_change_while_they_are_read(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(library, "load_weights", meanwhile)
     with pytest.raises(ModelRefused, match="written to while they were read"):
         load_runner(Config(model=ModelConfig(model=str(place)), cache=CacheConfig(kv_cache="8")))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_a_running_model_reads_no_file(tmp_path: Path, family: str, dtype: str) -> None:
+    """Whoever multiplies by the weights, and whether or not prefixes are reused."""
+    model = build(CONFIGS["llama"]()) if family == "llama" else plain_models.build(family)
+    place = save(model.to(getattr(torch, dtype)), tmp_path / "model")
+    setting = ModelConfig(model=str(place), dtype=dtype)  # pyright: ignore[reportArgumentType]
+    runner = load_runner(Config(model=setting, cache=CacheConfig(kv_cache="8")))
+
+    def logits() -> torch.Tensor:
+        if isinstance(runner, PlainRunner):
+            return torch.stack(list(runner.logits((1, 2, 3, 4), prompt=3)))
+        return runner.logits(Plan(0, (Chunk(RequestId("one"), 0, (1, 2, 3, 4), (BlockId(0),), None),)))
+
+    before = logits().clone()
+    for file in place.glob("*.safetensors"):
+        with file.open("r+b") as opened:
+            opened.write(b"\x3c" * file.stat().st_size)
+    assert torch.equal(logits(), before)
+    assert torch.isfinite(before).all()
 
 
 def test_a_file_written_to_in_one_tick_of_the_clock_is_hashed_again(tmp_path: Path) -> None:

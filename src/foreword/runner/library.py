@@ -144,8 +144,8 @@ def cache_argument(model_class: type[nn.Module]) -> str | None:
 def load_weights(model: str, dtype: torch.dtype, attention: str | None = ATTENTION_NAME) -> nn.Module:
     """Build the model from a local directory or hub id. Raises ModelRefused.
 
-    `attention` is ours, or one of the library's; None leaves the choice to the library. The weights are copied out of
-    the files: mapped ones would change under a running model, and its cache, when somebody writes into a file.
+    `attention` is ours, or one of the library's; None leaves the choice to the library. On a CPU weights may still lie
+    in the files: see `copy_out`.
     """
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
@@ -153,11 +153,19 @@ def load_weights(model: str, dtype: torch.dtype, attention: str | None = ATTENTI
             loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
                 model, dtype=dtype, trust_remote_code=False, **chosen
             )
-            for weight in cast(nn.Module, loaded).parameters():
-                weight.data = weight.data.clone()
     except Exception as error:
         raise ModelRefused(f"{model}: {_first_line(error)}") from error
     return cast(nn.Module, loaded)
+
+
+def copy_out(model: nn.Module) -> None:
+    """Copy weights that lie in files on a CPU into memory of their own, unless that was done in laying them out.
+
+    Mapped ones would change under a running model, and its cache, when somebody writes into a file.
+    """
+    for weight in model.parameters():
+        if weight.device.type == "cpu":
+            weight.data = weight.data.clone()
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:

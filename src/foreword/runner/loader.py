@@ -195,6 +195,7 @@ def equip_plain(loaded: Loaded, config: Config, why: str) -> PlainRunner:
             " leave --attention out"
         )
     _log.warning("%s: prefixes are not reused, every prompt is computed whole: %s", name, why)
+    library.copy_out(model)
     own = library.own_attention(model)
     try:
         account = open_account(name, model, config.cache, config.schedule)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from foreword.base.errors import InvariantBroken
+from foreword.runner import library
 from foreword.runner.linear import PACKED_BYTES, PortionedLinear, StandIn, choose_menus, pad_rows
 from foreword.runner.native import machine, product
 from foreword.runner.native.activation import Activation
@@ -82,7 +83,7 @@ def listen(model: nn.Module) -> Generator[Heard]:
 
 
 def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]], shelf: Shelf = NOWHERE) -> Products:
-    """Put a layer of ours in the place of each `nn.Linear` of a model on a CPU.
+    """Put a layer of ours in the place of each `nn.Linear` of a model on a CPU; no weight lies in a file afterwards.
 
     Machine code is kept on the shelf. Weights of layers that our own kernel computes are no longer there as they were:
     whatever reads them comes first. Not exact where a model keeps weights elsewhere (a mixture's experts, for one),
@@ -99,6 +100,7 @@ def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]], shelf: 
             if able:
                 laid = _lay(able, None, shelf)
                 ours.update((id(linear), TiledLinear(linear, laid, i)) for i, linear in enumerate(able))
+    library.copy_out(model)  # before others look at where weights are
     rest = [linear for _, _, linear in linears if id(linear) not in ours]
     small = sum(linear.weight.nbytes for linear in rest) <= PACKED_BYTES
     for linear, menu in choose_menus(rest, packs=small):
