@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreword.cache import identity
 from foreword.cache.identity import ALONE, Chain, Space, Tenant, root
 
 MODEL = {"weights": "abc", "dtype": "bfloat16"}
@@ -97,6 +98,16 @@ def test_a_long_prompt_that_comes_again_is_not_hashed_again(monkeypatch: pytest.
     assert cost([*tokens[:800], 1001, *tokens[801:]]) == 300 - 3 * 64, "again from the run on that differs"
     assert cost(tokens, Tenant.named("stranger")) == 300, "nothing of one tenant's is another's"
     assert cost(tokens, Tenant.named("stranger")) == 300 - 4 * 64
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 256, 2000])
+def test_what_is_remembered_of_a_long_prompt_is_small_whatever_the_blocks(size: int) -> None:
+    runs = -identity._known.cache_info().misses
+    Chain(Space(root({"weights": "of that test alone"}, size), size), [i % 1000 for i in range(200 * size)])
+    runs += identity._known.cache_info().misses
+    blocks = 200 // (runs + 1)
+    assert blocks <= 64
+    assert 4 * size * blocks <= max(4 * size, 4096)
 
 
 def test_equal_under_another_hash_seed() -> None:

@@ -35,9 +35,9 @@ Extras = Mapping[int, tuple[bytes, ...]]
 
 _FORMAT = b"foreword kv 1"
 _NO_EXTRAS = bytes(4)
-_RUN_BLOCKS = 64
+_RUN_BLOCKS, _RUN_BYTES = 64, 4_096
 _MOST_RUNS = 2_048
-"""Runs of blocks whose hashes are remembered: two million tokens in blocks of 16, some 18 MB."""
+"""Runs of at most so many blocks and bytes of ids whose hashes are remembered: of two million tokens, some 18 MB."""
 
 
 def root(ingredients: Mapping[str, str], block_size: int) -> BlockHash:
@@ -173,9 +173,10 @@ class Chain:
             extend([before])
             i += 1
         # From here on no block has extras: nearly all of a long prompt, so nothing is decided any more.
-        for start in range((i - done) * step, len(raw), _RUN_BLOCKS * step):
-            run = raw[start : start + _RUN_BLOCKS * step]
-            names = (_known if len(run) == _RUN_BLOCKS * step else _hash_run)(before, run, step)
+        whole = min(_RUN_BLOCKS, max(1, _RUN_BYTES // step)) * step
+        for start in range((i - done) * step, len(raw), whole):
+            run = raw[start : start + whole]
+            names = (_known if len(run) == whole else _hash_run)(before, run, step)
             extend(names)
             before = names[-1]
 
