@@ -171,6 +171,8 @@ class Identity:
     block_size: int
     ingredients: Mapping[str, str]
     root: BlockHash
+    not_cacheable: str | None
+    """Why its prefixes are not reused; None where they are."""
 
 
 def identify(config: Config, progress: Progress = _in_silence) -> Identity:
@@ -183,6 +185,7 @@ def identify(config: Config, progress: Progress = _in_silence) -> Identity:
         block_size=runner.block_size,
         ingredients=dict(runner.ingredients),
         root=root(runner.ingredients, runner.block_size),
+        not_cacheable=runner.card.not_cacheable,
     )
 
 

@@ -56,6 +56,8 @@ def test_identity_prints_every_ingredient(folder: Path, cli: Cli, capsys: pytest
     printed = capsys.readouterr().out
     assert all(name in printed and value in printed for name, value in found["ingredients"].items())
     assert found["root"] in printed
+    assert found["not_cacheable"].startswith("2 of its 4 layers (conv)")
+    assert "not reused: 2 of its 4 layers" in printed
 
 
 def test_identity_names_another_root_for_another_block_size(
@@ -64,5 +66,7 @@ def test_identity_names_another_root_for_another_block_size(
     folder, roots = save(models.build(models.CONFIGS["qwen3"]()), tmp_path), list[str]()
     for block_size in ("16", "16", "32"):
         assert cli("identity", str(folder), "--json", "--block-size", block_size) == 0
-        roots.append(json.loads(capsys.readouterr().out)["root"])
+        found = json.loads(capsys.readouterr().out)
+        roots.append(found["root"])
+        assert found["not_cacheable"] is None
     assert roots[0] == roots[1] != roots[2]

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from foreword.runner.catalogue import Catalogue, Contents
+from foreword.runner.catalogue import Catalogue, Contents, catalogue_on
 from foreword.runner.shelf import Shelf
 
 FOUND: Contents = {
@@ -111,6 +111,28 @@ def test_what_is_not_understood_is_handed_on_and_not_kept(library: Library, foun
     assert library.num_read == 2
 
 
+def test_what_cannot_be_looked_at_is_read_as_ever(library: Library) -> None:
+    (library.models / "a" / "convert_a.py").symlink_to("/nowhere/at/all")
+    for _ in range(2):
+        assert library.start()(module_path=library.models) == FOUND
+    assert library.num_read == 2
+
+
+def test_nobody_looks_for_the_library_when_its_import_is_over(library: Library) -> None:
+    before = list(sys.meta_path)
+    during = list[object]()
+
+    def fail() -> None:
+        with catalogue_on(library.shelf):
+            during.extend(sys.meta_path)
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        fail()
+    assert len(during) == len(before) + 1
+    assert sys.meta_path == before
+
+
 def test_a_spoilt_file_is_as_good_as_none(library: Library) -> None:
     library.start()(library.models)
     assert library.shelf.folder is not None
@@ -125,13 +147,13 @@ def test_a_spoilt_file_is_as_good_as_none(library: Library) -> None:
 STARTED = """
 import json, sys
 from pathlib import Path
-from foreword.runner.catalogue import keep_catalogue
+from contextlib import nullcontext
+from foreword.runner.catalogue import catalogue_on
 from foreword.runner.shelf import Shelf
 read = []
 sys.addaudithook(lambda event, given: read.append(str(given[0])) if event == "open" else None)
-if sys.argv[1] != "none":
-    keep_catalogue(Shelf(Path(sys.argv[1])))
-import transformers
+with nullcontext() if sys.argv[1] == "none" else catalogue_on(Shelf(Path(sys.argv[1]))):
+    import transformers
 from transformers.models import llama
 places = {name: module for name, module in sorted(transformers._class_to_module.items())}
 models = sys.modules["transformers.models"]

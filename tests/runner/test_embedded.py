@@ -7,9 +7,11 @@ from typing import Any, cast
 import pytest
 from transformers import modeling_gguf_pytorch_utils
 
+from foreword.base.config import Config, ModelConfig
 from foreword.base.errors import ModelRefused
 from foreword.runner import library
 from foreword.runner.embedded import EMBEDDED, GEMMA3, SMOLLM2, EmbeddedModel, embedded, materialise, silent
+from foreword.runner.loader import load_runner
 
 TINY = EmbeddedModel(name="Tiny", package="carrier", file="tiny.gguf", install="pip install carrier")
 
@@ -45,6 +47,16 @@ def test_converted_once(carrier: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert materialise(TINY, tmp_path / "cache", told.append) == made
     assert len(told) == 1
     assert left_over(tmp_path / "cache") == []
+
+
+def test_a_converted_model_that_is_damaged_can_be_made_again(carrier: Path, tmp_path: Path) -> None:
+    cache, carried = tmp_path / "cache", (TINY, *EMBEDDED)
+    made = materialise(TINY, cache, silent)
+    config = Config(model=ModelConfig(model="Tiny", cache_dir=str(cache)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("foreword.runner.embedded.EMBEDDED", carried)
+        with pytest.raises(ModelRefused, match=f"if files in {made} are damaged, remove that folder"):
+            load_runner(config)
 
 
 def test_a_conversion_cut_short_leaves_nothing(carrier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ LONG_AGO_NS = 10**18
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files that have lain there for long."""
+    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -(10**9))
     made = tmp_path / "model"
     made.mkdir()
     (made / "a.safetensors").write_bytes(b"one" * 1000)

@@ -7,6 +7,7 @@ for another of equal size, of a fine-tune for its base at the same path, of one 
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from foreword.base.config import CacheConfig, Config, ModelConfig
-from foreword.base.errors import ModelRefused
+from foreword.base.errors import ConfigError, ModelRefused
 from foreword.base.ids import BlockHash, BlockId, RequestId
 from foreword.cache import identity
 from foreword.cache.identity import Chain, Space, root
@@ -221,12 +222,30 @@ def test_weights_that_change_while_they_are_read(tmp_path: Path, monkeypatch: py
         load_runner(Config(model=ModelConfig(model=str(place)), cache=CacheConfig(kv_cache="8")))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", ["llama", "mamba"])
-def test_a_running_model_reads_no_file(tmp_path: Path, family: str, dtype: str) -> None:
-    """Whoever multiplies by the weights, and whether or not prefixes are reused."""
+def test_a_reload_of_a_model_with_another_context_is_refused(tmp_path: Path, family: str) -> None:
+    """Requests are let in by the context of the model before, so a shorter one would be read past its end."""
     model = build(CONFIGS["llama"]()) if family == "llama" else plain_models.build(family)
-    place = save(model.to(getattr(torch, dtype)), tmp_path / "model")
+    place = save(model, tmp_path / "model")
+    runner = load_runner(Config(model=ModelConfig(model=str(place)), cache=CacheConfig(kv_cache="64MiB")))
+    card, ingredients = runner.card, dict(runner.ingredients)
+    assert runner.reload() == ingredients
+    edit(place / "config.json", max_position_embeddings=card.max_context // 2)
+    with pytest.raises(ConfigError, match=f"a context of {card.max_context // 2} tokens, not of {card.max_context}"):
+        runner.reload()
+    assert runner.card == card
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v3", "mamba", "minimax"])
+def test_a_running_model_reads_no_file(tmp_path: Path, family: str, dtype: str) -> None:
+    """Whoever multiplies by the weights, whatever else there is beside them, and whether or not prefixes are reused."""
+    model = build(CONFIGS[family]()) if family in CONFIGS else plain_models.build(family)
+    model = model.to(getattr(torch, dtype))
+    for name, buffer in model.named_buffers():
+        if "correction" in name:  # which expert is asked: float32 in all checkpoints
+            buffer.data = torch.randn(buffer.shape)
+    place = save(model, tmp_path / "model")
     setting = ModelConfig(model=str(place), dtype=dtype)  # pyright: ignore[reportArgumentType]
     runner = load_runner(Config(model=setting, cache=CacheConfig(kv_cache="8")))
 
@@ -241,6 +260,23 @@ def test_a_running_model_reads_no_file(tmp_path: Path, family: str, dtype: str) 
             opened.write(b"\x3c" * file.stat().st_size)
     assert torch.equal(logits(), before)
     assert torch.isfinite(before).all()
+    for file in place.glob("*.safetensors"):
+        os.truncate(file, 0)  # as the first thing that copying over it does; reading it would end the process now
+    assert torch.equal(logits(), before)
+
+
+def test_a_file_that_was_written_to_and_dated_back_is_hashed_again(tmp_path: Path) -> None:
+    file, memo = tmp_path / "a.safetensors", tmp_path / "memo.json"
+    file.write_bytes(b"one")
+    long_ago = time.time_ns() - 10**12
+    os.utime(file, ns=(long_ago, long_ago))
+    time.sleep(fingerprint._SETTLED_NS / 1e9 + 0.1)
+    first = fingerprint.weights_digest(tmp_path, memo)
+    assert memo.exists(), "it had settled, so it is remembered"
+    with file.open("r+b") as opened:
+        opened.write(b"two")
+    os.utime(file, ns=(long_ago, long_ago))
+    assert fingerprint.weights_digest(tmp_path, memo) != first
 
 
 def test_a_file_written_to_in_one_tick_of_the_clock_is_hashed_again(tmp_path: Path) -> None:

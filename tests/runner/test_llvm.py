@@ -179,6 +179,17 @@ def test_threads_do_not_show() -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_other_numbers_than_it_keeps_are_refused(which: str) -> None:
+    """The kernel takes what lies there as numbers of its own kind, so it would read and write past the end."""
+    scene = Scene([LAYERS["plain"]], torch.bfloat16)
+    (call,) = scene.calls(20)
+    step = llvm.make(scene.ground).begin(scene.segments((0, 20)), 20)
+    step.attend(call)
+    with pytest.raises(RuntimeError, match=r"not torch\.bfloat16"):
+        step.attend(replace(call, **{which: getattr(call, which).float()}))
+
+
 def test_what_it_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = LAYERS["plain"]
     assert "not in float16" in str(llvm.obstacle(Scene([usual], torch.float16).ground))

@@ -42,6 +42,21 @@ def take(module: nn.Module) -> nn.Module:
     return holder[0]
 
 
+@pytest.mark.parametrize("kept", DTYPES)
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_norm_that_is_given_another_precision_than_its_own(kept: torch.dtype, given: torch.dtype) -> None:
+    """Some models keep the weights of norms in float32. No kernel writes numbers of a size that is not the result's."""
+    theirs = random_weights(LlamaRMSNorm(64, eps=1e-5), kept)
+    ours = take(deepcopy(theirs))
+    assert isinstance(ours, Norm)
+    x = torch.randn(4, 64).to(given)
+    if given is not kept:
+        assert torch.equal(ours(x), theirs(x))
+        assert ours(x).dtype == theirs(x).dtype
+    with pytest.raises(RuntimeError):
+        ours(torch.randn(4, 32, dtype=kept))
+
+
 def random_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(1)
     for weight in module.parameters():

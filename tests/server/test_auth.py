@@ -335,6 +335,8 @@ async def test_reload(boss: httpx.AsyncClient, house: House) -> None:
         "changed": True,
     }
     house.world.operator.fails = ConfigError("the weights have another shape")
+    response = await boss.post("/v1/models/reload", json={"model": "tiny"})
+    assert response.json()["error"]["message"] == "model: unknown field; none is known here"
     response = await boss.post("/v1/models/reload")
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "reload_failed"

@@ -158,11 +158,19 @@ def test_latencies_are_split_by_hit_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cached", "reason", "expected"),
-    [(0, "never_seen", "miss"), (0, "complete", "miss"), (16, "diverged", "partial"), (16, "complete", "full")],
+    ("cached", "tail", "reason", "expected"),
+    [
+        (0, 0, "never_seen", "miss"),
+        (0, 0, "complete", "miss"),
+        (3, 3, "diverged", "miss"),
+        (19, 3, "diverged", "partial"),
+        (16, 0, "diverged", "partial"),
+        (16, 0, "complete", "full"),
+        (5, 5, "complete", "full"),
+    ],
 )
-def test_hit_class(cached: int, reason: str, expected: str) -> None:
-    assert hit_class(usage(cached, 3, reason)) == expected
+def test_hit_class(cached: int, tail: int, reason: str, expected: str) -> None:
+    assert hit_class(replace(usage(cached, 3, reason), tail_tokens=tail)) == expected
 
 
 def test_gauges_come_from_the_state() -> None:

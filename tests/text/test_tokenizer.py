@@ -52,6 +52,20 @@ def test_a_directory_without_tokenizer(tmp_path: Path, make) -> None:
         Tokenizer(make(tmp_path)).load()
 
 
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
+def test_a_model_whose_tokenizer_was_forgotten(tmp_path: Path, family: str) -> None:
+    """Of some families transformers makes a tokenizer of nothing, which knows no text."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(ModelRefused, match=f"{tmp_path} has no tokenizer"):
+        Tokenizer(tmp_path).load()
+
+
+def test_why_a_tokenizer_cannot_be_read_is_said_in_full(embedded_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes((embedded_directory / "tokenizer_config.json").read_bytes())
+    with pytest.raises(ModelRefused, match=r"one of: .*tokenizer.*file"):
+        Tokenizer(tmp_path).load()
+
+
 def test_log_probability_names(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocabulary.shown(2) == b"<|im_end|>"
     assert tokenizer.vocabulary.shown(tokenizer.encode(" Paris")[0]) == b" Paris"

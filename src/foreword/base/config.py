@@ -160,6 +160,10 @@ class Config:
                 f" and block_size {self.cache.block_size} it must be at least {least}, so that every running"
                 " request gets a token and one prefill a block"
             )
+        if self.server.warm is not None and not self.cache.cache:
+            raise ConfigError(
+                "warm computes prompts for later requests, and without a cache none is kept; leave one out"
+            )
 
 
 def parse_kv_cache(text: str) -> tuple[Literal["blocks", "bytes"], int]:

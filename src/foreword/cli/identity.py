@@ -46,6 +46,7 @@ def _as_json(found: ModelIdentity) -> dict[str, object]:
         "block_size": found.block_size,
         "ingredients": dict(sorted(found.ingredients.items())),
         "root": found.root.hex(),
+        "not_cacheable": found.not_cacheable,
     }
 
 
@@ -58,6 +59,7 @@ def _print(found: ModelIdentity) -> None:
     table.add_section()
     table.add_row("block_size", str(found.block_size))
     table.add_row("root", found.root.hex())
+    table.add_row("prefixes", "reused" if found.not_cacheable is None else f"not reused: {found.not_cacheable}")
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # so that hashes stay in one piece for whoever reads the output

@@ -80,7 +80,8 @@ def _head(remote: "Remote", state: Mapping[str, Any]) -> RenderableType:
 
 def _whole(state: Mapping[str, Any]) -> Table:
     totals, blocks, waiting = state["totals"], state["blocks"], state["requests"]
-    cold, warm = (_mean(totals["ttft"][hit]) for hit in ("miss", "full"))
+    ttft = totals["ttft"]
+    cold, warm = _mean(ttft["miss"]), _mean(ttft["partial"], ttft["full"])
     table = _table("Since the start", "", "")
     table.add_row("prompt tokens cached", _rate(totals["prompt_tokens"]))
     table.add_row("saved", f"{totals['saved_seconds']:,.1f} s of prefill")
@@ -166,5 +167,6 @@ def _rate(tokens: Mapping[str, int]) -> str:
     return f"{tokens['cached']:,} of {total:,}" + (f" = {tokens['cached'] / total:.1%}" if total else "")
 
 
-def _mean(total: Mapping[str, float]) -> str:
-    return f"{1000 * total['seconds'] / total['requests']:,.0f} ms" if total["requests"] else "none yet"
+def _mean(*totals: Mapping[str, float]) -> str:
+    seconds, requests = (sum(total[what] for total in totals) for what in ("seconds", "requests"))
+    return f"{1000 * seconds / requests:,.0f} ms" if requests else "none yet"

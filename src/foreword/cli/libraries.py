@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 
-from foreword.runner.catalogue import keep_catalogue
+from foreword.runner.catalogue import catalogue_on
 from foreword.runner.shelf import Shelf, cache_folder
 
 _ROOM = "foreword.runner.loader"
@@ -39,8 +39,7 @@ def import_libraries(cache_dir: str | None = None) -> None:
     """
     if _ROOM in sys.modules:
         return
-    keep_catalogue(Shelf(cache_folder(cache_dir) / "library"))
-    with uncollected():
+    with uncollected(), catalogue_on(Shelf(cache_folder(cache_dir) / "library")):
         import_module(_ROOM)
         gc.freeze()
     atexit.register(gc.unfreeze)  # extension modules complain of what is left at the end

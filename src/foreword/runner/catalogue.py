@@ -1,7 +1,7 @@
 """What `transformers` is made of, kept from one start to the next.
 
 The library learns which of its files holds which name by reading all 2,400 of them, twice in each start: 0.4 s each
-time (5.24). What it learned is put on a shelf, under a digest of every such file's path, size and time: if one is
+time (5.24). What it learned is put on a shelf, under a digest of every such file's path, size and times: if one is
 changed, added or removed, it reads them again. Where anything is not as expected, it reads as ever.
 
 Other users of the library in the same process might not want that: it is for the command line.
@@ -10,7 +10,8 @@ Other users of the library in the same process might not want that: it is for th
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import cast
 
 from foreword.runner.shelf import Shelf
 
-_PACKAGE, _MODULE, _FUNCTION = "transformers", "transformers.utils.import_utils", "define_import_structure"
+_MODULE, _FUNCTION = "transformers.utils.import_utils", "define_import_structure"
 _FORMAT = "catalogue 1"
 
 Contents = dict[frozenset[str], dict[str, set[str]]]
@@ -27,10 +28,16 @@ Contents = dict[frozenset[str], dict[str, set[str]]]
 _Read = Callable[[str | Path, str | None], Contents]
 
 
-def keep_catalogue(shelf: Shelf) -> None:
-    """Have the library look on this shelf for what it is made of, unless it is imported already."""
-    if _PACKAGE not in sys.modules:
-        sys.meta_path.insert(0, _Finder(shelf))
+@contextmanager
+def catalogue_on(shelf: Shelf) -> Generator[None]:
+    """Have the library look on this shelf for what it is made of, if it is imported in here."""
+    finder = _Finder(shelf)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
 
 
 class Catalogue:
@@ -43,16 +50,19 @@ class Catalogue:
         self._folder = reader.parents[1] / "models"
         self._shelf = shelf
 
-    def __call__(self, path: str | Path, prefix: str | None = None) -> Contents:
+    def __call__(self, module_path: str | Path, prefix: str | None = None) -> Contents:
         """What a folder holds, or the one that a file lies in; modules' names begin with the prefix."""
-        place = Path(path)
+        place = Path(module_path)
         if (place if place.is_dir() else place.parent) != self._folder:
-            return self._read(path, prefix)
-        key = self._key(prefix)
+            return self._read(module_path, prefix)
+        try:
+            key = self._key(prefix)
+        except OSError:  # a link to nothing, for one, which the library need not open
+            return self._read(module_path, prefix)
         kept = self._shelf.find(key)
         if kept is not None:
             return _decode(kept)
-        found = self._read(path, prefix)
+        found = self._read(module_path, prefix)
         try:
             text = _encode(found)
         except (AttributeError, TypeError):  # it learns other things now
@@ -64,12 +74,12 @@ class Catalogue:
     def _key(self, prefix: str | None) -> str:
         stamps = sorted(_stamps(self._folder))
         reader = self._reader.stat()
-        told = (_FORMAT, prefix, str(self._folder), reader.st_size, reader.st_mtime_ns, stamps)
+        told = (_FORMAT, prefix, str(self._folder), reader.st_size, reader.st_mtime_ns, reader.st_ctime_ns, stamps)
         return sha256(json.dumps(told).encode()).hexdigest()
 
 
-def _stamps(folder: str | Path) -> Iterator[tuple[str, int, int]]:
-    """Path, size and time of every Python file in a folder and those below it."""
+def _stamps(folder: str | Path) -> Iterator[tuple[str, int, int, int]]:
+    """Path, size and times of every Python file in a folder and those below it."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -77,7 +87,7 @@ def _stamps(folder: str | Path) -> Iterator[tuple[str, int, int]]:
                     yield from _stamps(entry.path)
             elif entry.name.endswith(".py"):
                 status = entry.stat()
-                yield entry.path, status.st_size, status.st_mtime_ns
+                yield entry.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _encode(contents: Contents) -> bytes:
@@ -104,7 +114,6 @@ class _Finder:
         """See `importlib.abc.MetaPathFinder`."""
         if name != _MODULE:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(spec.loader.name, spec.loader.path, self._shelf)

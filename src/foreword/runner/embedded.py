@@ -87,7 +87,7 @@ def materialise(model: EmbeddedModel, folder: Path, progress: Progress) -> Path:
     target = folder / "models" / f"{model.name}-{size:x}-{_FORMAT}"
     if target.is_dir():
         return target
-    progress(f"Converting {model.name} once (a minute or two); kept in {target}")
+    progress(f"Converting {model.name} once (20 seconds to two minutes); kept in {target}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         workplace = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))

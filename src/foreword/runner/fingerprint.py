@@ -99,11 +99,13 @@ def quantisation_digest(config: library.Config) -> str:
     return config_digest({"quantization_config": fields})
 
 
-def stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What tells whether a model's files were written to: name, size, time and inode of each."""
+def stamps(directory: Path) -> tuple[tuple[str, int, int, int, int], ...]:
+    """What tells whether a model's files were written to: name, size, times and inode of each."""
     files = (*_weight_files(directory), *sorted(directory.glob("*.json")))
     found = ((file.name, file.stat()) for file in files)
-    return tuple((name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found)
+    return tuple(
+        (name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino) for name, status in found
+    )
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -159,20 +161,21 @@ def arithmetic(weight: torch.Tensor) -> str:
 
 
 def _file_digests(files: list[Path], memo: Path) -> list[str]:
-    """SHA-256 of each file, taken from the memo where path, size, time and inode are those remembered.
+    """SHA-256 of each file, taken from the memo where path, size, times and inode are those remembered.
 
-    A file that was written to just now is not remembered: a second write could leave all four as they are.
+    Whoever writes to a file may set one of its times back, but not the other one. A file that was written to just now
+    is not remembered: a second write could leave all of them as they are.
     """
     known = _read_memo(memo)
     fresh: dict[str, str] = {}
     digests: list[str] = []
     for file in files:
         status, began_ns = file.stat(), time.time_ns()
-        key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
+        key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
         digest = known.get(key)
         if digest is None:
             digest = _hash_file(file)
-            if status.st_mtime_ns + _SETTLED_NS < began_ns:
+            if max(status.st_mtime_ns, status.st_ctime_ns) + _SETTLED_NS < began_ns:
                 fresh[key] = digest
         digests.append(digest)
     if fresh:

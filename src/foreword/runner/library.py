@@ -159,13 +159,13 @@ def load_weights(model: str, dtype: torch.dtype, attention: str | None = ATTENTI
 
 
 def copy_out(model: nn.Module) -> None:
-    """Copy weights that lie in files on a CPU into memory of their own, unless that was done in laying them out.
+    """Copy what lies in files on a CPU into memory of its own, but for weights that were copied in laying them out.
 
-    Mapped ones would change under a running model, and its cache, when somebody writes into a file.
+    Mapped numbers would change under a running model, and its cache, when somebody writes into a file.
     """
-    for weight in model.parameters():
-        if weight.device.type == "cpu":
-            weight.data = weight.data.clone()
+    for numbers in (*model.parameters(), *model.buffers()):
+        if numbers.device.type == "cpu":
+            numbers.data = numbers.data.clone()
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:

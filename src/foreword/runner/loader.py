@@ -38,6 +38,8 @@ from foreword.runner.trial import try_out, try_out_plain
 _log = logging.getLogger(__name__)
 _RECORDED_BYTES = 2**30
 """Weights of a model whose sizes of steps are recorded one by one; of a larger one's time Python takes little."""
+_PATHS = "/", "./", "../", "~"
+"""How a place on this machine begins, which a hub model's name never does."""
 _R = TypeVar("_R", ModelRunner, PlainRunner)
 
 
@@ -67,6 +69,16 @@ def load_runner(config: Config, progress: Progress = silent) -> ModelRunner | Pl
 
 def _load(config: Config, progress: Progress) -> ModelRunner | PlainRunner:
     name, directory = find(config.model, progress)
+    try:
+        return _load_from(directory, name, config)
+    except ModelRefused as error:
+        if not directory.is_relative_to(cache_folder(config.model.cache_dir)):
+            raise
+        remedy = f"if files in {directory} are damaged, remove that folder: it is made again"
+        raise ModelRefused(f"{error}; {remedy}") from error
+
+
+def _load_from(directory: Path, name: str, config: Config) -> ModelRunner | PlainRunner:
     if (directory / "adapter_config.json").exists():
         raise ModelRefused(f"{name}: it comes with an adapter, which is not applied here; merge it into the weights")
     settings = library.read_config(str(directory))
@@ -114,6 +126,10 @@ def find(config: ModelConfig, progress: Progress = silent) -> tuple[str, Path]:
     path = Path(config.model).expanduser() if config.model else None
     if path is not None and path.is_dir():
         return path.resolve().name, path
+    if path is not None and (path.exists() or str(config.model).startswith(_PATHS)):
+        raise ModelRefused(
+            f"{config.model} {'is a file; name the folder it is in' if path.exists() else 'is not there'}"
+        )
     carried = embedded(config.model)
     if carried is not None:
         return carried.name, materialise(carried, cache_folder(config.cache_dir), progress)

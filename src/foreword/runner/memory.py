@@ -22,7 +22,8 @@ _AUTO_CPU_BYTES = 4 * 2**30
 _AUTO_CPU_SHARE = 0.25
 _AUTO_CUDA_SHARE = 0.85
 
-_AHEAD_BYTES = 128 * 2**20
+_AHEAD_BYTES, _AHEAD_SHARE = 128 * 2**20, 1 / 32
+"""How much of what comes next is got ahead: at most so much, and no more of the whole."""
 _PORTION_BYTES = 2 * 2**20
 """Of one system call: about a millisecond."""
 _POPULATE_WRITE = 23
@@ -61,16 +62,17 @@ class KVMemory:
 
         Otherwise a request that finds nothing waits for them: some 3 % of its time.
         """
-        end = min(self._used + _AHEAD_BYTES, self.buffer.nbytes)
+        whole = self.buffer.nbytes
+        end = min(self._used + min(_AHEAD_BYTES, int(whole * _AHEAD_SHARE)), whole)
         first = max(self._ready, self._used // _PORTION_BYTES * _PORTION_BYTES)
         if first >= end:
             return False
-        size = min(_PORTION_BYTES, self.buffer.nbytes - first)
+        size = min(_PORTION_BYTES, whole - first)
         # Not mmap.madvise, which lets no other thread of Python run: a caller may be about to read its answer.
         address = ctypes.c_void_p(self.buffer.data_ptr() + first)
         failed = ctypes.CDLL(None).madvise(address, ctypes.c_size_t(size), _POPULATE_WRITE)
         # An older system does not know it, or there is no page left: they come when they are written.
-        self._ready = self.buffer.nbytes if failed else first + size
+        self._ready = whole if failed else first + size
         return not failed
 
     def keys(self, layer: int) -> Tensor:

@@ -113,6 +113,7 @@ class PlainRunner:
         theirs, ours = fresh.account, self.account
         if (theirs.fixed_bytes, theirs.token_bytes) != (ours.fixed_bytes, ours.token_bytes):
             raise ConfigError(f"{self.card.name}: the model that is there now keeps another state; restart")
+        fresh.card.check_context(self.card)
         self._model, self._turning = fresh._model, fresh._turning  # noqa: SLF001  one of our own kind
         self.card, self._border = fresh.card, fresh._border  # noqa: SLF001
         self._states.clear()

@@ -83,7 +83,7 @@ def listen(model: nn.Module) -> Generator[Heard]:
 
 
 def take_over(model: nn.Module, families: Iterable[Sequence[nn.Linear]], shelf: Shelf = NOWHERE) -> Products:
-    """Put a layer of ours in the place of each `nn.Linear` of a model on a CPU; no weight lies in a file afterwards.
+    """Put a layer of ours in the place of each `nn.Linear` of a model on a CPU; then nothing of it lies in a file.
 
     Machine code is kept on the shelf. Weights of layers that our own kernel computes are no longer there as they were:
     whatever reads them comes first. Not exact where a model keeps weights elsewhere (a mixture's experts, for one),
@@ -151,6 +151,7 @@ class Laid:
     def __init__(self, linears: Sequence[nn.Linear], gate: Activation | None = None, shelf: Shelf = NOWHERE) -> None:
         """With a gate: of two layers, a gate's and that of what it lets through; there is one result then."""
         inputs, wide = linears[0].in_features, [linear.out_features for linear in linears]
+        self._inputs = inputs
         blocks, steps = sum(wide) // COLUMNS, inputs // STEP
         self.columns = wide if gate is None else wide[:1]
         self._apart = wide if gate is None else [_apart(wide[0])]
@@ -200,6 +201,8 @@ class Laid:
         return found
 
     def _multiply(self, x: Tensor) -> list[Tensor | None]:
+        if x.dtype is not torch.bfloat16 or x.shape[-1] != self._inputs:
+            raise RuntimeError(f"{self._inputs} bfloat16 weights cannot be multiplied by {x.dtype} {tuple(x.shape)}")
         shape, job = x.shape[:-1], self._job
         if x.stride(-1) != 1 or shape[:-1].numel() != 1:
             x = x.contiguous()
@@ -237,8 +240,6 @@ class TiledLinear(StandIn):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., in_features] to [..., out_features]."""
-        if x.dtype is not torch.bfloat16:
-            raise RuntimeError(f"weights are bfloat16, and what they are to be multiplied by is {x.dtype}")
         return self._laid.result(x, self._index)
 
     def extra_repr(self) -> str:

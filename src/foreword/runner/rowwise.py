@@ -61,6 +61,7 @@ class Norm(nn.Module):
     def __init__(self, norm: nn.Module, kind: Kind, plus: float, shelf: Shelf = NOWHERE) -> None:
         """`plus` is what the library's code adds to the weight."""
         super().__init__()
+        self._theirs = norm.forward
         self.weight = cast("nn.Parameter", norm.weight)
         self._factors = self.weight.detach().float() + plus
         self._work = Work(Form(kind, half=self.weight.dtype is torch.bfloat16), shelf)
@@ -69,9 +70,11 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take x [..., size] to the same shape."""
+        size = x.shape[-1]
+        if x.dtype is not self.weight.dtype or size != len(self.weight):
+            return self._theirs(x)  # some models keep the weights of norms in float32, whatever else they compute in
         x = x.contiguous()
         out = torch.empty_like(x)
-        size = x.shape[-1]
         self._work.run((x.shape[:-1], size, 1), x, out, size * x.element_size())
         return out
 

@@ -52,6 +52,14 @@ class ModelCard:
     not_cacheable: str | None = None
     """Why prefixes of this model are not reused; None where they are."""
 
+    def check_context(self, before: "ModelCard") -> None:
+        """Raises ConfigError where a model knows other positions than the one before, by which requests are let in."""
+        if self.max_context != before.max_context:
+            raise ConfigError(
+                f"{self.name}: the model that is there now has a context of {self.max_context} tokens, not of"
+                f" {before.max_context}; restart"
+            )
+
 
 class ModelRunner:
     """Implements `engine.sockets.Runner`."""
@@ -134,6 +142,7 @@ class ModelRunner:
         for what in ("layout", "buffer.dtype", "buffer.device"):
             if attrgetter(what)(ours) != attrgetter(what)(theirs):
                 raise ConfigError(f"{name}: the model that is there now needs another KV memory ({what}); restart")
+        fresh.card.check_context(self.card)
         self._model, self._backend = fresh._model, fresh._backend.over(ours)  # noqa: SLF001  one of our own kind
         self.card, self._keeps_rows, self._room = fresh.card, fresh._keeps_rows, fresh._room  # noqa: SLF001
         self._before = None

@@ -7,7 +7,7 @@ import anyio.to_thread
 from fastapi import Request
 from pydantic import ConfigDict, model_validator
 
-from foreword.base.errors import Unavailable
+from foreword.base.errors import ForewordError, Unavailable
 from foreword.front.operator import Head, PublicHead
 from foreword.server.errors import Refusal, Refused
 from foreword.server.intake import read
@@ -134,7 +134,8 @@ def _reload(service: Service) -> ReloadReply:
     except Unavailable:
         raise
     except Exception as error:  # whatever a broken file makes of the loading, the old weights go on
-        _log.exception("the model was not reloaded")
+        told = isinstance(error, ForewordError)  # then where in our code it was raised is no news
+        _log.warning("the model was not reloaded: %s", error, exc_info=None if told else error)
         message = f"The model was not reloaded, and the old one goes on: {error}"
         raise Refused(Refusal(status=500, message=message, code="reload_failed")) from error
     return ReloadReply(model=service.models[0], root=root, changed=root != before)

@@ -106,7 +106,9 @@ def read_keys(path: Path) -> Keys:
     except ConfigError as error:
         if str(error).startswith(str(path)):
             raise
-        raise ConfigError(f"{path} cannot be used: {error}. Mend it, or make a new one: foreword keys add") from None
+        raise ConfigError(
+            f"{path} cannot be used: {error}. Mend it, or move it away and make a new one: foreword keys add"
+        ) from None
 
 
 def change_keys(path: Path, change: Callable[[Keys], Keys]) -> Keys:

@@ -81,6 +81,8 @@ class Reply(BaseModel):
 
 def hint(name: str, known: Sequence[str]) -> str:
     """What to say about a name that is not known: the one that was probably meant, or which there are."""
+    if not known:
+        return "none is known here"
     close = get_close_matches(name, known, n=1, cutoff=_ALIKE if len(known) > _FEW else _ALIKE_OF_FEW)
     if close:
         return f"did you mean '{close[0]}'?"

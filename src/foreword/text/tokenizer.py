@@ -24,6 +24,10 @@ class _Encoding(Protocol):
     def ids(self) -> list[int]: ...
 
 
+_SHOWN = 300
+"""Characters of an error of the library that are shown."""
+
+
 class _Backend(Protocol):
     """What we use of `tokenizers.Tokenizer`; every method is safe to call from any thread."""
 
@@ -83,6 +87,9 @@ class Tokenizer:
         """Read the files now. Raises ModelRefused when the directory has no tokenizer that can be read."""
         with self._lock:
             _ = self._loaded
+        # Of a folder without a tokenizer's files transformers makes one of some families that knows no text.
+        if not self.encode("The 1st", add_special_tokens=False):
+            raise ModelRefused(f"{self.directory} has no tokenizer: what is there makes no token of any text")
         _ = self.vocabulary, self.borders
 
     def encode(self, text: str, *, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
@@ -192,8 +199,8 @@ class Tokenizer:
         try:
             loaded = load(str(self.directory), local_files_only=True)
         except Exception as error:  # transformers raises a different type for every way to be broken
-            first = str(error).strip().partition("\n")[0]
-            raise ModelRefused(f"{self.directory} has no tokenizer that can be read: {first}") from error
+            why = " ".join(str(error).split())
+            raise ModelRefused(f"{self.directory} has no tokenizer that can be read: {why[:_SHOWN]}") from error
         return cast(_Loaded, loaded)
 
     @cached_property

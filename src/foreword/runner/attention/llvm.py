@@ -148,6 +148,9 @@ class LlvmStep:
         """See `call.Step`."""
         kernel, element = self._backend.kernels[call.layer], call.value.element_size()
         query, key, value = (_near(states) for states in (call.query, call.key, call.value))
+        kept = self._backend.memory.buffer.dtype
+        if not query.dtype is key.dtype is value.dtype is kept:
+            raise RuntimeError(f"queries, keys and values are {query.dtype}, {key.dtype} and {value.dtype}, not {kept}")
         out = value.new_empty(self._rows, query.shape[0], value.shape[2])
         if self._padding:
             out[-self._padding :].zero_()
