@@ -67,9 +67,15 @@ def test_identity_does_not_go_by_name(saved: Path, tmp_path: Path) -> None:
     assert run(moved, tmp_path, "float32").ingredients != first
 
 
-@pytest.mark.parametrize("name", ["no/such-model", "no-such-model", "./not/here", "no/such/dir", "a b c"])
+@pytest.mark.parametrize("name", ["no/such-model", "no-such-model", "no/such/dir", "a b c"])
 def test_a_model_that_is_not_there(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="is neither a directory here nor a hub model"):
+        run(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["./not/here", "../nor/here", "/not/here", "~/not/here"])
+def test_a_place_that_is_not_there_is_not_asked_of_the_hub(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=f"{name} is not there"):
         run(name, tmp_path)
 
 
