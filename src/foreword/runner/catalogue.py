@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -72,10 +73,14 @@ class Catalogue:
         return found
 
     def _key(self, prefix: str | None) -> str:
-        stamps = sorted(_stamps(self._folder))
+        return sha256(json.dumps((_FORMAT, prefix, self._state)).encode()).hexdigest()
+
+    @cached_property
+    def _state(self) -> tuple[object, ...]:
+        """What may be read, looked at once in a start."""
         reader = self._reader.stat()
-        told = (_FORMAT, prefix, str(self._folder), reader.st_size, reader.st_mtime_ns, reader.st_ctime_ns, stamps)
-        return sha256(json.dumps(told).encode()).hexdigest()
+        stamps = sorted(_stamps(self._folder))
+        return str(self._folder), reader.st_size, reader.st_mtime_ns, reader.st_ctime_ns, stamps
 
 
 def _stamps(folder: str | Path) -> Iterator[tuple[str, int, int, int]]:

@@ -19,13 +19,13 @@ Message = Mapping[str, Any]
 """One chat message: at least `role`, and `content`."""
 
 
+_SHOWN = 300
+"""Characters of an error of the library that are shown."""
+
+
 class _Encoding(Protocol):
     @property
     def ids(self) -> list[int]: ...
-
-
-_SHOWN = 300
-"""Characters of an error of the library that are shown."""
 
 
 class _Backend(Protocol):
