@@ -40,6 +40,9 @@ def import_libraries(cache_dir: str | None = None) -> None:
     if _ROOM in sys.modules:
         return
     with uncollected(), catalogue_on(Shelf(cache_folder(cache_dir) / "library")):
+        from foreword.runner.sparing import spare  # PyTorch: a second
+
+        spare()
         import_module(_ROOM)
         gc.freeze()
     atexit.register(gc.unfreeze)  # extension modules complain of what is left at the end

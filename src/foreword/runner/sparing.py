@@ -1,0 +1,120 @@
+"""What `transformers` imports for uses that a server does not have, left out of a start: a third of all modules.
+
+Two things bring them in (5.24 with PyTorch 2.13): tensors that several machines share, and `torch._dynamo`, in which
+functions are marked for models that are compiled and of which masks take one class. The library does without the first
+where PyTorch was built without them, so it is told that this one was. In place of the second there is a stand-in: it
+marks nothing, since nothing here compiles a model, and steps back for good when it is asked for anything else.
+
+Other users of the library in the same process might share or compile: it is for the command line.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+_PACKAGE = "torch._dynamo"
+_MASKS, _CLASS = f"{_PACKAGE}._trace_wrapped_higher_order_op", "TransformGetItemToIndex"
+_MARKS = "allow_in_graph", "assume_constant_result", "disable"
+_QUESTION = "is_torch_distributed_available"
+_ASKED = "transformers.utils.import_utils", "transformers.utils"
+
+
+def spare() -> None:
+    """Spare the process what it need not import for a model. What was imported before stays."""
+    for module in _ASKED:
+        names = vars(import_module(module))
+        if _QUESTION in names:
+            names[_QUESTION] = _not_available
+    package = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
+    if package is not None:
+        _Understudy(package).step_in()
+
+
+class _Understudy:
+    """Modules in the places of others, until one of those is needed; finds modules in the packages among them."""
+
+    def __init__(self, package: ModuleSpec) -> None:
+        marks = dict.fromkeys(_MARKS, _unmarked)
+        path = package.submodule_search_locations
+        self._modules = {
+            _PACKAGE: _StandIn(_PACKAGE, {**marks, "__path__": path}, self.step_back),
+            _MASKS: _StandIn(_MASKS, {_CLASS: self._mode}, self.step_back),
+        }
+
+    def step_in(self) -> None:
+        """Take the places."""
+        sys.modules.update(self._modules)
+        vars(torch)["_dynamo"] = self._modules[_PACKAGE]
+        sys.meta_path.insert(0, self)
+
+    def step_back(self) -> None:
+        """Leave the places that nobody has taken since."""
+        for name, module in self._modules.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        if vars(torch).get("_dynamo") is self._modules[_PACKAGE]:
+            del vars(torch)["_dynamo"]
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Whoever looks for a part of the package needs the package; see `importlib.abc.MetaPathFinder`."""
+        del path, target
+        if not name.startswith(f"{_PACKAGE}."):
+            return None
+        self.step_back()
+        import_module(_PACKAGE)
+        there = sys.modules.get(name)
+        return None if there is None else ModuleSpec(name, _Loaded(there))
+
+    def _mode(self) -> object:
+        """An object of the real class."""
+        self.step_back()
+        return getattr(import_module(_MASKS), _CLASS)()
+
+
+class _StandIn(ModuleType):
+    """A module with a few names, which has the real one imported when it is asked for another."""
+
+    def __init__(self, name: str, parts: Mapping[str, object], step_back: Callable[[], None]) -> None:
+        super().__init__(name)
+        vars(self).update(parts)
+        self._step_back = step_back
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._step_back()
+        return getattr(import_module(self.__name__), name)
+
+
+class _Loaded:
+    """Loads a module that came with its package, while somebody was looking for it, which would make a second one."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+        module.__spec__ = None  # a module that has one by now would be loaded again by it
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """See `importlib.abc.Loader`."""
+        del spec
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        module.__spec__ = self._spec
+
+
+def _unmarked(function: Callable[..., object] | None = None, *how: object, **more: object) -> Callable[..., object]:
+    """A function as it is. As PyTorch's own, it can be called with settings alone, for what marks a function."""
+    del how, more
+    return _unmarked if function is None else function
+
+
+def _not_available() -> bool:
+    return False
