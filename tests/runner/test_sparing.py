@@ -61,6 +61,27 @@ else:
 from torch._dynamo._trace_wrapped_higher_order_op import trace_wrapped
 assert trace_wrapped.__module__ == "torch._dynamo._trace_wrapped_higher_order_op"
 """,
+    "where its parts lie, which needs none of them": """
+from importlib.util import find_spec
+assert find_spec("torch._dynamo").origin.endswith("__init__.py")
+assert find_spec("torch._dynamo._trace_wrapped_higher_order_op").origin.endswith(".py")
+assert not executed
+torch._dynamo.reset()
+""",
+    "many at once": """
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from threading import Barrier
+barrier = Barrier(8)
+def ask(i):
+    barrier.wait()
+    if i % 3 == 0:
+        return torch._dynamo.config.recompile_limit
+    part = import_module("torch._dynamo.eval_frame" if i % 3 == 1 else "torch._dynamo.config")
+    return torch._dynamo.config.recompile_limit if part else 0
+with ThreadPoolExecutor(8) as pool:
+    assert len(set(pool.map(ask, range(8)))) == 1
+""",
     "the class": """
 from transformers.masking_utils import TransformGetItemToIndex
 assert type(torch._dynamo).__name__ == "_StandIn"

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from threading import Lock
 from types import ModuleType
 
 import torch
@@ -33,19 +34,19 @@ def spare() -> None:
         if _QUESTION in names:
             names[_QUESTION] = _not_available
     package = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
-    if package is not None:
-        _Understudy(package).step_in()
+    masks = None if package is None else PathFinder.find_spec(_MASKS, package.submodule_search_locations)
+    if package is not None and masks is not None:
+        _Understudy(package, masks).step_in()
 
 
 class _Understudy:
-    """Modules in the places of others, until one of those is needed; finds modules in the packages among them."""
+    """Modules in the places of others, until one of those is needed; finds modules in the package among them."""
 
-    def __init__(self, package: ModuleSpec) -> None:
-        marks = dict.fromkeys(_MARKS, _unmarked)
-        path = package.submodule_search_locations
+    def __init__(self, package: ModuleSpec, masks: ModuleSpec) -> None:
+        self._lock = Lock()
         self._modules = {
-            _PACKAGE: _StandIn(_PACKAGE, {**marks, "__path__": path}, self.step_back),
-            _MASKS: _StandIn(_MASKS, {_CLASS: self._mode}, self.step_back),
+            _PACKAGE: _StandIn(package, dict.fromkeys(_MARKS, _unmarked), self.step_back),
+            _MASKS: _StandIn(masks, {_CLASS: self._mode}, self.step_back),
         }
 
     def step_in(self) -> None:
@@ -56,13 +57,14 @@ class _Understudy:
 
     def step_back(self) -> None:
         """Leave the places that nobody has taken since."""
-        for name, module in self._modules.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-        if vars(torch).get(_NAME) is self._modules[_PACKAGE]:
-            delattr(torch, _NAME)
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        with self._lock:
+            for name, module in self._modules.items():
+                if sys.modules.get(name) is module:
+                    del sys.modules[name]
+            if vars(torch).get(_NAME) is self._modules[_PACKAGE]:
+                delattr(torch, _NAME)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Whoever looks for a part of the package needs the package; see `importlib.abc.MetaPathFinder`."""
@@ -83,9 +85,12 @@ class _Understudy:
 class _StandIn(ModuleType):
     """A module with a few names, which has the real one imported when it is asked for another."""
 
-    def __init__(self, name: str, parts: Mapping[str, object], step_back: Callable[[], None]) -> None:
-        super().__init__(name)
+    def __init__(self, spec: ModuleSpec, parts: Mapping[str, object], step_back: Callable[[], None]) -> None:
+        super().__init__(spec.name)
         vars(self).update(parts)
+        self.__spec__, self.__file__ = spec, spec.origin
+        if spec.submodule_search_locations is not None:
+            self.__path__ = spec.submodule_search_locations
         self._step_back = step_back
 
     def __getattr__(self, name: str) -> object:
