@@ -92,6 +92,7 @@ assert type(mode).__module__ == "torch._dynamo._trace_wrapped_higher_order_op"
     "nothing, after functions were marked": """
 assert torch.compiler.allow_in_graph(len) is len
 assert torch.compiler.disable(recursive=False)(len) is len
+assert torch._dynamo.disable(fn=len) is torch._dynamo.allow_in_graph(fn=len) is len
 assert torch.compiler.disable(len, recursive=False, reason="none") is len
 assert type(torch._dynamo).__name__ == "_StandIn"
 torch._dynamo.reset()

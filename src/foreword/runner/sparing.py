@@ -117,10 +117,10 @@ class _Loaded(Loader):
         module.__spec__ = self._spec
 
 
-def _unmarked(function: Callable[..., object] | None = None, *how: object, **more: object) -> Callable[..., object]:
-    """A function as it is. As PyTorch's own, it can be called with settings alone, for what marks a function."""
+def _unmarked(fn: Callable[..., object] | None = None, *how: object, **more: object) -> Callable[..., object]:
+    """A function as it is. It is called as PyTorch's own are, with settings alone too, for what marks a function."""
     del how, more
-    return _unmarked if function is None else function
+    return _unmarked if fn is None else fn
 
 
 def _not_available() -> bool:
