@@ -30,7 +30,7 @@ assert len(executed) > 50 and set(executed.values()) == {1}, executed.most_commo
 for name, module in list(sys.modules.items()):
     if name.startswith("torch._dynamo"):
         assert not type(module).__module__.startswith("foreword"), name
-        assert not type(module.__spec__.loader).__module__.startswith("foreword"), name
+        assert module.__spec__.name == name and module.__spec__.loader.get_code(name), name
 assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("foreword")]
 seen = []
 def backend(graph, inputs):
@@ -68,6 +68,15 @@ assert find_spec("torch._dynamo._trace_wrapped_higher_order_op").origin.endswith
 assert not executed
 torch._dynamo.reset()
 """,
+    "where a part lies that comes with it": """
+from importlib.util import find_spec, module_from_spec
+for _ in range(2):
+    spec = find_spec("torch._dynamo.eval_frame")
+    assert spec.origin.endswith("eval_frame.py") and spec.loader.get_source(spec.name)
+import torch._dynamo.eval_frame
+assert torch._dynamo.eval_frame.__spec__ is find_spec("torch._dynamo.eval_frame")
+""",
+    "all names": "from torch._dynamo import *; assert OptimizedModule",
     "many at once": """
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module

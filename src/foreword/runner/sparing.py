@@ -73,8 +73,11 @@ class _Understudy:
             return None
         self.step_back()
         import_module(_PACKAGE)
-        there = sys.modules.get(name)
-        return None if there is None else ModuleSpec(name, _Loaded(there))
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if isinstance(spec, ModuleSpec):  # Python would load by it, once more, what has come with the package
+            spec.loader = _Loaded(sys.modules[name], spec)
+            return spec
+        return None
 
     def _mode(self) -> object:
         """An object of the real class."""
@@ -94,18 +97,20 @@ class _StandIn(ModuleType):
         self._step_back = step_back
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         self._step_back()
         return getattr(import_module(self.__name__), name)
 
 
 class _Loaded(Loader):
-    """Loads a module that came with its package, while somebody was looking for it, which would make a second one."""
+    """In the place of a module's loader until somebody loads it, who gets the module that is there."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module, self._spec = module, module.__spec__
-        module.__spec__ = None  # a module that has one by now would be loaded again by it
+    def __init__(self, module: ModuleType, spec: ModuleSpec) -> None:
+        self._module, self._spec, self._loader = module, spec, spec.loader
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """See `importlib.abc.Loader`."""
@@ -114,7 +119,8 @@ class _Loaded(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
-        module.__spec__ = self._spec
+        del module
+        self._spec.loader = self._loader
 
 
 def _unmarked(fn: Callable[..., object] | None = None, *how: object, **more: object) -> Callable[..., object]:
