@@ -79,15 +79,12 @@ assert torch._dynamo.eval_frame.__spec__ is find_spec("torch._dynamo.eval_frame"
     "all names": "from torch._dynamo import *; assert OptimizedModule",
     "many at once": """
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from threading import Barrier
+sys.setswitchinterval(1e-5)
 barrier = Barrier(8)
-def ask(i):
+def ask(i):  # not for parts: with several threads PyTorch itself trips over its circles
     barrier.wait()
-    if i % 3 == 0:
-        return torch._dynamo.config.recompile_limit
-    part = import_module("torch._dynamo.eval_frame" if i % 3 == 1 else "torch._dynamo.config")
-    return torch._dynamo.config.recompile_limit if part else 0
+    return torch._dynamo.config.recompile_limit
 with ThreadPoolExecutor(8) as pool:
     assert len(set(pool.map(ask, range(8)))) == 1
 """,
